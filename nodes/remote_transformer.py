@@ -41,15 +41,6 @@ def _connect(config: ParallelConfig) -> PoolClient:
     return pool
 
 
-def _show_nothing(text: str) -> None:
-    """Where there is no node."""
-
-
-def _never() -> bool:
-    """For callers that never cancel."""
-    return False
-
-
 def may_compute_on(config: ParallelConfig, device: torch.device) -> bool:
     """Whether a rank may compute on ComfyUI's device, and so compete for its memory."""
     if device.type != "cuda":
@@ -62,21 +53,21 @@ class RemoteTransformer:
 
     Args:
         model: what to load.
-        connect: configuration -> pool.
         notices: says on the node that is running what it waits for, and what ran.
         show_on_loader: puts a text on the node that loaded the model.
+        connect: configuration -> pool.
     """
 
     def __init__(
         self,
         model: ModelRequest,
+        notices: RunNotices,
+        show_on_loader: Callable[[str], None],
         connect: Callable[[ParallelConfig], PoolClient] = _connect,
-        notices: RunNotices | None = None,
-        show_on_loader: Callable[[str], None] = _show_nothing,
     ):
         self.model = model
         self._show_on_loader = show_on_loader
-        self.notices = notices or RunNotices(_show_nothing)
+        self.notices = notices
         self.patches = UNPATCHED
         """Weight patches of the calls to come."""
         self.functions = CarriedPatches()
@@ -203,7 +194,7 @@ class RemoteTransformer:
             how = model.dtype, repr(model.comfyui), set_up, patches, how
             self.notices.ran(pool.ran, pool.details, x.shape, steps, how)
 
-    def release(self, park: bool = False, should_cancel: Callable[[], bool] = _never) -> int:
+    def release(self, park: bool, should_cancel: Callable[[], bool]) -> int:
         """Free the weights in the pool, where no other uses them; returns the bytes freed per rank.
 
         Args:

@@ -91,7 +91,11 @@ def make_remote(devices: str = "cpu:2", stages: int = 1) -> tuple[RemoteTransfor
     pool = DoublingPool(stages)
     config = ParallelConfig(devices=devices, pipe=stages if stages > 1 else None)
     model = ModelRequest("model.safetensors", "bfloat16", config)
-    return RemoteTransformer(model, connect=lambda config: pool), pool
+    return remote_of(pool, model), pool
+
+
+def remote_of(pool: DoublingPool, model: ModelRequest, notices=None, show_on_loader=lambda text: None):
+    return RemoteTransformer(model, notices or RunNotices(lambda text: None), show_on_loader, lambda config: pool)
 
 
 def listen(remote: RemoteTransformer, pool: DoublingPool) -> list[str]:
@@ -163,10 +167,10 @@ def test_capture_records_calls_and_sends_nothing():
 
 def test_it_knows_what_the_pool_holds():
     remote, pool = make_remote()
-    assert remote.release() == 0
+    assert remote.release(False, never) == 0
     remote.load(never)
     assert (remote.size_bytes, remote.resident_bytes) == (100, 100)
-    assert remote.release() == 100
+    assert remote.release(False, never) == 100
     assert (remote.size_bytes, remote.resident_bytes) == (100, 0)
     remote.forward(make_call(torch.zeros(1, 4, 2, 2)), never)  # the pool has loaded it again
     assert remote.resident_bytes == 100
@@ -177,20 +181,20 @@ def test_it_knows_what_the_pool_holds():
 
 def test_weights_that_two_stand_for_are_let_go_by_the_one_that_was_used_last():
     older, pool = make_remote()
-    newer = RemoteTransformer(older.model, connect=lambda config: pool)
+    newer = remote_of(pool, older.model)
     older.load(never)
     assert older.resident_bytes == newer.resident_bytes + 100 == 100
     pool.known = True  # also while it is parked
     newer.load(never)
     assert (older.resident_bytes, newer.resident_bytes) == (0, 100)
     assert (older.kept, newer.kept) == (False, True)
-    assert older.release() == 0
+    assert older.release(False, never) == 0
     assert "release" not in pool.requests
     older.forward(make_call(torch.ones(1, 4, 2, 2)), never)
-    assert newer.release() == 0
+    assert newer.release(False, never) == 0
     del older
     gc.collect()
-    assert newer.release() == 100
+    assert newer.release(False, never) == 100
 
 
 @pytest.mark.parametrize(
@@ -263,7 +267,7 @@ def test_nothing_is_told_of_stages_in_the_pool_nor_of_a_whole_model(caplog):
 def test_the_plan_that_ran_its_latent_and_the_time_per_step_are_told_after_the_run():
     shown: list[str] = []
     remote, pool = make_remote()
-    remote = RemoteTransformer(remote.model, connect=lambda config: pool, show_on_loader=shown.append)
+    remote = remote_of(pool, remote.model, show_on_loader=shown.append)
     listen(remote, pool)
     remote.finish_run()
     assert shown == []  # nothing ran
@@ -294,7 +298,7 @@ def test_a_run_that_is_stopped_or_refused_leaves_the_last_good_one_as_it_is():
     history = RunHistory()
     remote, pool = make_remote()
     notices = RunNotices(lambda text: None, lambda: pool.now, history=history)
-    remote = RemoteTransformer(remote.model, connect=lambda config: pool, notices=notices, show_on_loader=shown.append)
+    remote = remote_of(pool, remote.model, notices, shown.append)
     pool.ran = SimpleNamespace(plan="One rank.")
     for whole in (True, False):
         notices.begin()
@@ -317,7 +321,7 @@ def test_a_speed_up_is_told_beside_a_run_of_the_same_kind_alone(other):
 
     def run(model, ulysses: int) -> str:
         notices = RunNotices(lambda text: None, lambda: pool.now, history=history)
-        one = RemoteTransformer(model, connect=lambda config: pool, notices=notices)
+        one = remote_of(pool, model, notices)
         pool.ran = SimpleNamespace(plan="A plan.")
         degrees = {"ulysses": ulysses}
         pool.details = PlanDetails("FLUX.1", degrees, 1, (57,), 24, 57, 4096, 1)
