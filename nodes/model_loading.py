@@ -146,7 +146,7 @@ def _make_model(
     gguf = pack.folder if pack is not None else ""
     code = comfyui_code(plain, weight_dtype == FAST_FLOAT8, gguf) if blueprint.own_network else None
     dtype = str(cast or weights).removeprefix("torch.")
-    request = ModelRequest(str(path), dtype, config, opened.identity, code, comfyui_code(None), size)
+    request = ModelRequest(str(path), dtype, config, opened.identity, code, size)
     remote = RemoteTransformer(request, notices=notices_on_running_node(path.name), show_on_loader=show_plan)
     model = build_model(blueprint, weights, cast, remote)
     add_loop(model)

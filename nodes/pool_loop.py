@@ -23,6 +23,7 @@ from parallel_runtime.sampling.samplers import SAMPLERS
 from .asked_loop import AskedLoop, prediction_name, read_sampling
 from .carried_guidance import acts_inside, read_guider
 from .carried_patches import closure_of
+from .comfyui_code import comfyui_code
 from .interrupt import stopping_with_prompt
 from .known_samplers import guider_obstacles, known_sampler
 from .pool_obstacles import find_obstacles
@@ -171,9 +172,8 @@ def _request(
 
 def _host_loop(asked: AskedLoop) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:
     """The loop by ComfyUI's own code, and its tensors."""
-    code = asked.remote.model.comfyui or asked.remote.model.patching
+    code = asked.remote.model.comfyui or comfyui_code(None)
     data, guider, options = read_sampling(asked.sampling), read_guider(asked.guider), dict(asked.known.options)
-    assert code is not None
     assert data is not None
     bases, values, tensors = data
     loop = HostLoop(code, options, bases, values, tuple(tensors), guider, asked.guidance, asked.all_branches)

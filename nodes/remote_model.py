@@ -58,19 +58,14 @@ class Blueprint:
     Args:
         build: makes ComfyUI's model of `model_config`, whose network has no weights.
         stored_dtype: of most weights; None where they are quantised.
-        size: bytes of the weights in the file; None where the pool converts them to the type that it computes in.
+        own_network: ComfyUI's own network runs it, in the types of the file; else diffusers' does.
     """
 
     model_config: Any
     build: Callable[[], Any]
     parameters: int
     stored_dtype: torch.dtype | None
-    size: int | None = None
-
-    @property
-    def own_network(self) -> bool:
-        """ComfyUI's own network runs it, in the types of the file."""
-        return self.size is not None
+    own_network: bool
 
 
 def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
@@ -81,7 +76,7 @@ def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
         UnsupportedModelError: this ComfyUI does not know the model.
     """
     if isinstance(opened, HostFile):
-        return Blueprint(opened.config, opened.build_model, opened.parameters, opened.stored, opened.size)
+        return Blueprint(opened.config, opened.build_model, opened.parameters, opened.stored, True)
     checkpoint = opened
     # By our own rules: ComfyUI's converter does not know every family.
     header = checkpoint.spec.original_header(checkpoint.header)
@@ -106,7 +101,7 @@ def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
     def build() -> Any:
         return build_host_model(config, checkpoint.path, state_dict, "", set())
 
-    return Blueprint(config, build, counts.total(), counts.most_common(1)[0][0])
+    return Blueprint(config, build, counts.total(), counts.most_common(1)[0][0], False)
 
 
 def choose_types(blueprint: Blueprint, weight_dtype: str) -> tuple[torch.dtype, torch.dtype | None]:

@@ -135,9 +135,7 @@ def _record(run: RunRecord) -> dict[str, Any]:
 
 def describe_details(details: PlanDetails | None) -> dict[str, Any] | None:
     """Plain data of a plan."""
-    if details is None:
-        return None
-    return {**msgspec.structs.asdict(details), "stage_blocks": list(details.stage_blocks)}
+    return msgspec.to_builtins(details)
 
 
 HISTORY = RunHistory()

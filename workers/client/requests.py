@@ -80,7 +80,7 @@ class ModelRequest:
         config: degrees, attention and compile belong to the request; its devices choose the pool.
         identity: of the files that the artist's MODEL was made from; empty where any will do.
         comfyui: whose own network runs it; None for diffusers'.
-        patching: whose code computes weight patches, should any come; size: see Load. They make no other request.
+        size: see Load; it makes no other request.
     """
 
     path: str
@@ -88,7 +88,6 @@ class ModelRequest:
     config: ParallelConfig
     identity: Identity = ()
     comfyui: ComfyuiCode | None = None
-    patching: ComfyuiCode | None = field(default=None, repr=False, compare=False)
     size: tuple[int, int] = field(default=(1024, 1024), repr=False, compare=False)
 
     @cached_property  # a call asks for it several times
