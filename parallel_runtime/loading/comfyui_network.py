@@ -17,11 +17,11 @@ from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.own_cache import OwnCache
 from ..networks.comfyui.prepared_network import prepare_network
 from ..networks.comfyui.without_weights import WithoutWeights, with_parameters
+from ..networks.diffusers.key_rules import OriginalWeights, WeightRule
 from ..networks.marked_blocks import mark_blocks
 from ..networks.stages import Stages
 from ..networks.tables.blocks import Network
 from ..networks.token_split import TokenSplit
-from ..patching.weight_names import OwnNames
 from ..replaced import replaced
 from ..said import said
 from ..streaming.block_stream import stream_forwards
@@ -49,7 +49,7 @@ def open_network(network: nn.Module, left: LeftInFile | None) -> OpenFile:
         source = left.parts(weights[name])[part]
         return left.place(source) or source
 
-    return OpenFile(network, OwnNames(weights), find)
+    return OpenFile(network, OriginalWeights(WeightRule(name, name) for name in weights), find)
 
 
 class NetworkReader(Reader):

@@ -14,9 +14,9 @@ from itertools import accumulate
 import torch
 from torch import nn
 
+from ..networks.diffusers.key_rules import OriginalWeights
 from ..patching.comfyui_patches import is_of_gguf
 from ..patching.patch_data import UNPATCHED
-from ..patching.weight_names import Names, OwnNames
 from ..streaming.block_stream import SLOTS, BlockStream
 from ..streaming.deal import ALIGNMENT
 from ..streaming.dealer import Dealer
@@ -59,7 +59,7 @@ class LoadedWeights:
         self.device = device
         self.wraps_layers = wraps_layers
         self.moved = False
-        self.names: Names = OwnNames(())
+        self.names = OriginalWeights(())
         self.size = 0
         self.here = False
         self.keeps_addresses = False

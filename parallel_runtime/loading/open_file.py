@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ..errors import NotLoadedError
+from ..networks.diffusers.key_rules import OriginalWeights
 from ..networks.stages import all_blocks, let_go
 from ..networks.tables.blocks import Blocks
-from ..patching.weight_names import Names
 from ..said import said
 from .files import Identity, identity
 from .reading import OnBytes, Piece, Place, split
@@ -28,7 +28,7 @@ class OpenFile:
             numbers, on the host.
     """
 
-    def __init__(self, network: nn.Module, names: Names, find: Callable[[str, int], Place | torch.Tensor]):
+    def __init__(self, network: nn.Module, names: OriginalWeights, find: Callable[[str, int], Place | torch.Tensor]):
         self.network = network
         self.names = names
         self._find = find

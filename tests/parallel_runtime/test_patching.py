@@ -22,10 +22,9 @@ from parallel_runtime.loading.weight_parts import parts
 from parallel_runtime.loading.weights import build_transformer
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.diffusers.key_rules import OriginalWeights
+from parallel_runtime.networks.diffusers.key_rules import OriginalWeights, WeightRule
 from parallel_runtime.patching.comfyui_patches import Computing
 from parallel_runtime.patching.patch_data import Encoder, PatchSet
-from parallel_runtime.patching.weight_names import OwnNames
 from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import ComfyuiCode, Forward, KeepPatches, Release
@@ -349,7 +348,7 @@ def test_every_weight_of_comfyuis_network_is_made_of_parameters_that_are_here(fa
 class OneLayer:
     """A file of one layer; who opens it has a layer without numbers."""
 
-    names = OwnNames(["layer.weight"])
+    names = OriginalWeights([WeightRule("layer.weight", "layer.weight")])
 
     def __init__(self, weight: Any):
         self._weight = weight

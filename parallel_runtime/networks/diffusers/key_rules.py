@@ -118,7 +118,7 @@ def _fill(pattern: str, number: str) -> str:
 
 
 class OriginalWeights:
-    """Which parameters of diffusers' class a weight of ComfyUI's network consists of.
+    """Which of a network's own weights one of ComfyUI's names stands for.
 
     Args:
         rules: of all parameters that this rank has; their sources are ComfyUI's names.
