@@ -30,8 +30,7 @@ from .host_file import HostFile
 from .left_in_file import LeftInFile, MappedFile
 from .loaded_weights import LoadedWeights
 from .open_file import OpenFile, Reader
-from .reading import OnBytes, Place
-from .transfer import read_through
+from .reading import OnBytes, Place, read_through
 from .weight_parts import parts, weights_of
 
 

@@ -24,8 +24,7 @@ from ..streaming.share_memory import HostShare
 from ..streaming.shared_blocks import SharedBlocks
 from .arena import Arena, lay_out, make_arena, place_tensor
 from .open_file import OpenFile, Reader
-from .reading import OnBytes, Piece, read_anywhere
-from .transfer import to_device, to_host
+from .reading import OnBytes, Piece, read_anywhere, to_device, to_host
 from .weight_parts import alike, as_bytes, as_parameter, made_of, parts, put, weights_of
 
 FindCopy = Callable[[int], HostShare | None]

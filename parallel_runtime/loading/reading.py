@@ -1,7 +1,7 @@
-"""Reads weights from files into a region of a device: a few threads read into pinned memory and copy from there.
+"""Moves weights: from files into a region of a device, and between it and the host.
 
 One thread reads 2 to 3 GB/s out of the system's file cache, and a copy from memory that is not pinned waits for the
-host. Several threads with two buffers each keep the link to the GPU busy.
+host. Several threads that read into pinned memory, with two buffers each, keep the link to the GPU busy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from .files import reading
 THREADS = 8
 BUFFER = 16 << 20
 """Bytes of one of a thread's two buffers."""
+_COPY = 64 << 20
+"""Bytes of a copy between a device and the host."""
 _POLL_SECONDS = 0.1
 STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of weights in files, as safetensors spells them."""
@@ -95,7 +97,7 @@ def read(pieces: Sequence[Piece], device: torch.device, on_bytes: OnBytes) -> No
     waiting: queue.SimpleQueue[Piece] = queue.SimpleQueue()
     for piece in pieces:
         waiting.put(piece)
-    counted = _Count()
+    counted: list[int] = []
     stop = threading.Event()
     if device.type == "cuda":
         # Threads copy on streams of their own: what the caller's still does in memory that is the targets' by now.
@@ -105,30 +107,71 @@ def read(pieces: Sequence[Piece], device: torch.device, on_bytes: OnBytes) -> No
         readers = stack.enter_context(ThreadPoolExecutor(THREADS, thread_name_prefix="weights"))
         stack.callback(stop.set)  # before the executor's end, which waits for its threads
         running = {readers.submit(_fill, waiting, files, device, counted, stop) for _ in range(THREADS)}
-        while running:
-            done, running = wait(running, timeout=_POLL_SECONDS, return_when="FIRST_EXCEPTION")
-            for future in done:
-                future.result()
-            on_bytes(counted.bytes, total)
+        _wait(running, counted, total, on_bytes)
 
 
-class _Count:
-    """Bytes that all threads have read."""
+def read_through(path: Path, on_bytes: OnBytes) -> None:
+    """Read all of a file, into the system's cache; see `read`."""
+    with reading(path):
+        size = path.stat().st_size
+    scratch = torch.empty(BUFFER, dtype=torch.uint8)  # all threads write over it, and nobody reads it
+    pieces = [Piece(path, start, torch.uint8, scratch[: size - start]) for start in range(0, size, BUFFER)]
+    read(pieces, torch.device("cpu"), on_bytes)
 
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._lock = threading.Lock()
 
-    def add(self, size: int) -> None:
-        with self._lock:
-            self.bytes += size
+def to_device(region: torch.Tensor, host: torch.Tensor, on_bytes: OnBytes) -> None:
+    """Fill a region from the host; at the link's speed where the host's memory is pinned. Returns when it is filled.
+
+    Args:
+        region, host: (bytes,) uint8.
+    """
+    for start in range(0, region.numel(), _COPY):
+        region[start : start + _COPY].copy_(host[start : start + _COPY], non_blocking=True)
+        on_bytes(start, region.numel())
+    if region.is_cuda:
+        torch.cuda.synchronize(region.device)
+
+
+def to_host(host: torch.Tensor, region: torch.Tensor, on_bytes: OnBytes) -> None:
+    """Save a region in memory of the host that may be new: several threads, as its pages are made meanwhile."""
+    counted: list[int] = []
+    stop = threading.Event()
+
+    def copy(start: int) -> None:
+        if stop.is_set():
+            return
+        # A stream of its own, or the threads would wait for each other.
+        stream = torch.cuda.Stream(region.device) if region.is_cuda else None
+        with torch.no_grad(), torch.cuda.stream(stream):
+            copied = host[start : start + _COPY].copy_(region[start : start + _COPY])
+        counted.append(copied.numel())
+
+    if region.is_cuda:
+        torch.cuda.synchronize(region.device)  # threads copy on streams of their own
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="bytes") as threads, contextlib.ExitStack() as stack:
+        stack.callback(stop.set)  # before the executor's end, which waits for its threads
+        running = {threads.submit(copy, start) for start in range(0, region.numel(), _COPY)}
+        _wait(running, counted, region.numel(), on_bytes)
+
+
+def _wait(running: set[Future[None]], counted: Sequence[int], total: int, on_bytes: OnBytes) -> None:
+    """Wait for threads.
+
+    Args:
+        counted: bytes of each piece that is through.
+    """
+    while running:
+        done, running = wait(running, timeout=_POLL_SECONDS, return_when="FIRST_EXCEPTION")
+        for future in done:
+            future.result()
+        on_bytes(sum(counted), total)
 
 
 def _fill(
     waiting: queue.SimpleQueue[Piece],
     files: Mapping[Path, int],
     device: torch.device,
-    counted: _Count,
+    counted: list[int],
     stop: threading.Event,
 ) -> None:
     """One thread's work: pieces, until none is left."""
@@ -141,7 +184,7 @@ def _fill(
             if piece.target.device.type == "cpu" and piece.stored == piece.target.dtype:
                 # Memory of the host, such as a share, is read into at once: a copy takes as long as the read.
                 _read_exactly(files[piece.file], piece, piece.target)
-                counted.add(piece.size)
+                counted.append(piece.size)
                 continue
             buffer = buffers.next()
             _read_exactly(files[piece.file], piece, buffer[: piece.size])
@@ -150,7 +193,7 @@ def _fill(
                 staged = staged.to(device, non_blocking=True)  # half of the bytes would be converted on the host
             piece.target.copy_(staged, non_blocking=True)
             buffers.used()
-            counted.add(piece.size)
+            counted.append(piece.size)
 
 
 def _read_exactly(descriptor: int, piece: Piece, buffer: torch.Tensor) -> None:
