@@ -14,10 +14,8 @@ from ..acceleration.head_routes import HeadSharing
 from ..acceleration.recordings import RecordedForward
 from ..attention.choice import check_ring
 from ..attention.kernels import KERNELS
-from ..errors import ConfigurationError
 from ..mesh.agreement import NONE, agreed_history, offer_history
 from ..mesh.mesh import Layout, Mesh
-from ..said import said
 from ..streaming.block_stream import BlockStream
 from ..switches import is_on
 from .attention_operator import attending
@@ -37,15 +35,11 @@ class Traits(HeadSharing):
     """What is known of a network before it runs, beside its self-attention.
 
     Args:
-        title: how artists call it.
-        why_whole: why its tokens are not shared out, a sentence; "" where they are.
-        has_stages: it can be cut into stages.
+        splits_sequence: its tokens are shared out.
         token: latent positions along one side of a token.
     """
 
-    title: str
-    why_whole: str
-    has_stages: bool
+    splits_sequence: bool
     token: int
 
 
@@ -80,7 +74,7 @@ class Network:
         self._stages = stages
         self._attend = BlockAttention(KERNELS[traits.kernel], split, suited)
         self._peers: HeadSharing | None = None
-        if is_on("peers") and not traits.why_whole and traits.head_dim * traits.dtype.itemsize % _WORD == 0:
+        if is_on("peers") and traits.splits_sequence and traits.head_dim * traits.dtype.itemsize % _WORD == 0:
             self._peers = traits
         # Of weights that come block by block, those of modulation layers would be read before they are there.
         self._modulates = stream is None and is_on("modulation")
@@ -136,27 +130,11 @@ class Network:
         """Run over another mesh from the next call on, with the same weights. Costs nothing; every rank calls it.
 
         Raises:
-            ConfigurationError: see `check_mesh`; nothing has changed.
+            ConfigurationError: see `check_ring`; nothing has changed.
         """
-        self.check_mesh(mesh)
+        self.check_ring(mesh)
         self.mesh = mesh
         self._split.set_mesh(mesh)
-
-    def check_mesh(self, layout: Layout) -> None:
-        """Refuse a mesh that the network cannot run over. No collective.
-
-        Raises:
-            ConfigurationError: tokens that are not shared out, stages, or a ring without a kernel for it.
-        """
-        traits = self._traits
-        if layout.plan.sequence > 1 and traits.why_whole:
-            raise ConfigurationError(
-                said("The plan asks for {plan}. {why_whole}", plan=layout.plan, why_whole=traits.why_whole),
-                "Set ulysses and ring to 1; cfg and data share out CFG branches and pictures.",
-            )
-        if layout.plan.pipe > 1 and not traits.has_stages:
-            raise ConfigurationError(said("{title} cannot be cut into stages.", title=traits.title), "Set stages to 1.")
-        self.check_ring(layout)
 
     def check_ring(self, layout: Layout) -> None:
         """Refuse a layout with a ring for which the attention backend is not made. No collective.

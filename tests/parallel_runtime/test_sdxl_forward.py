@@ -11,7 +11,7 @@ import torch
 from parallel_runtime.config import ParallelConfig, ParallelPlan
 from parallel_runtime.denoising.predict import Call, Predictor
 from parallel_runtime.errors import ConfigurationError
-from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.cut_blocks import WholeBlock
 from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 from parallel_runtime.networks.diffusers.sdxl import SDXL
@@ -188,11 +188,8 @@ def test_degrees_that_split_a_picture_are_refused_with_a_valid_choice(facts, wis
     choose(Wish(ParallelConfig(**{**wish, **valid}), 4, facts, _request(2), CPU))
 
 
-def test_a_mesh_that_splits_tokens_and_a_named_attention_backend_are_refused_by_the_wrapper():
+def test_a_named_attention_backend_is_refused_by_the_wrapper():
     unet = build(ONE_WIDTH)
-    mesh = Mesh(ParallelPlan(ulysses=2), 0, single_rank_mesh().coordinate)
-    with pytest.raises(ConfigurationError, match="ulysses 2. The tokens of SDXL cannot be split"):
-        parallelize(unet, SDXL, mesh)
     with pytest.raises(ConfigurationError, match="not with flash3"):
         parallelize(unet, SDXL, single_rank_mesh(), attention="flash3")
     parallelize(unet, SDXL, single_rank_mesh(), attention="sdpa")

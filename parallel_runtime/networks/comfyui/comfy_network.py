@@ -77,9 +77,7 @@ class ComfyNetwork(Network):
         kernel = resolve_kernel("sdpa" if as_it_is else attention, held.device, dtype, head_dim, measurements())
         suited = Suited(dtype, head_dim, chosen) if (on_gpu or chosen) and not as_it_is else None
         traits = Traits(
-            title=described.facts.title,
-            why_whole=described.why_whole if described.data is None else "",
-            has_stages=described.facts.has_stages,
+            splits_sequence=described.facts.splits_sequence,
             token=described.patch[-1] if described.patch else 1,
             heads=described.facts.heads,
             head_dim=head_dim,

@@ -51,9 +51,7 @@ def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> Traits:
     else:
         kernel = untouched_kernel(attention, spec.title)
     return Traits(
-        title=spec.title,
-        why_whole="" if spec.splits_sequence else f"The tokens of {spec.title} cannot be split.",
-        has_stages=spec.splits_sequence,
+        splits_sequence=spec.splits_sequence,
         token=spec.token,
         heads=int(attrgetter(data.heads)(transformer)) if data is not None else 1,
         head_dim=head_dim,
@@ -106,7 +104,7 @@ class ParallelTransformer(Network):
         self._timestep = ExactTimestep(spec.timestep_scale)
         lists = [found for path in spec.block_lists for found in find_modules(transformer, (path,)).values()]
         self._blocks = [block for blocks in lists for block in blocks.children()]
-        self.check_mesh(mesh)
+        self.check_ring(mesh)
         self._begin(compile, record)
 
     def _begin(self, compile: bool, record: bool) -> None:
