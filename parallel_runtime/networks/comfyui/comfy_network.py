@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -15,16 +15,12 @@ from ...mesh.mesh import single_rank_mesh
 from ...requests.conditioning import CONTROL
 from ...requests.patches import CARRIED
 from ...said import said
-from ...streaming.block_stream import BlockStream
 from ..block_attention import Suited
 from ..network import Network, Traits
 from ..residual_rows import ResidualRows, kind_of
-from ..stages import Stages
 from ..tables.blocks import LATENT_SHAPES
-from ..token_split import TokenSplit
 from .description import Described
 from .live_patches import LivePatches, act_between_blocks
-from .own_cache import OwnCache
 from .prepared_network import agreeing_on_scales
 from .seam import IN_LOOP, RUN_SIGMAS, enter, look_up
 
@@ -32,30 +28,11 @@ _OTHER_VALUES = (0.9, 0.5)
 """What x and timestep are multiplied by to see whether a recording follows them."""
 
 
-class HeldSplit(Protocol):
-    """A network as a rank holds it (loading/comfyui_network.py)."""
-
-    here: bool
-    device: torch.device
-    split: TokenSplit
-    stream: BlockStream | None
-    own_cache: OwnCache
-
-    @property
-    def network(self) -> torch.nn.Module:
-        """With its weights, on the device."""
-        ...
-
-    @property
-    def stages(self) -> Stages:
-        """As which it runs."""
-        ...
-
-
 class ComfyNetwork(Network):
     """Runs calls in ComfyUI's convention over a mesh, which is what the network takes by itself.
 
     Args:
+        held: the network as a rank has it, `NetworkWeights` of loading/comfyui_network.py.
         latent: ComfyUI's format of the latents.
         attention: one of config.ATTENTION_BACKENDS.
         dtype: that it computes in.
@@ -64,7 +41,7 @@ class ComfyNetwork(Network):
 
     def __init__(
         self,
-        held: HeldSplit,
+        held: Any,
         described: Described,
         latent: Any,
         attention: str,
