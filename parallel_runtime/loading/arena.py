@@ -49,35 +49,6 @@ def lay_out(sizes: Mapping[Name, int]) -> Layout[Name]:
     return Layout(starts, end)
 
 
-class VirtualArena:
-    """An arena of CUDA's virtual memory; see `VirtualRegion`. Made with memory.
-
-    Args:
-        memory: (bytes,) uint8 on the device. Not to be read while it is given back, undefined afterwards.
-        keeps_addresses: it comes back at the same addresses, so that CUDA graphs which read it stay valid.
-    """
-
-    keeps_addresses = True
-
-    def __init__(self, size: int, device: torch.device):
-        self._region = VirtualRegion(size, device)
-        self.take()
-        self.memory = torch.as_tensor(self._region, device=device)
-
-    def take(self) -> None:
-        """Have memory again; nothing is done where there is some.
-
-        Raises:
-            torch.OutOfMemoryError: there is not enough.
-        """
-        torch.cuda.empty_cache()  # what the allocator keeps for itself, the driver cannot give
-        self._region.take()
-
-    def give_back(self) -> None:
-        """Return the memory to the system, whoever still holds tensors in it."""
-        self._region.give_back()
-
-
 class PlainArena:
     """An arena of PyTorch's allocator, whose storage shrinks to nothing and grows again. Made with memory."""
 
@@ -98,7 +69,7 @@ class PlainArena:
             torch.cuda.empty_cache()
 
 
-Arena = VirtualArena | PlainArena
+Arena = VirtualRegion | PlainArena
 """Memory that goes and comes back under the tensors that lie in it."""
 
 
@@ -110,7 +81,9 @@ def make_arena(size: int, device: torch.device) -> Arena:
     """
     if device.type == "cuda" and torch.version.hip is None:
         try:
-            return VirtualArena(size, device)
+            region = VirtualRegion(size, device)
+            region.take()
+            return region
         except DriverError as error:
             log.warning("Recordings will go when weights go, as memory cannot be had at fixed addresses: %s", error)
     return PlainArena(size, device)

@@ -67,10 +67,13 @@ class VirtualRegion:
     Args:
         size: bytes; rounded up to the device's granularity.
         device: a CUDA device with its index, as torch counts them: the driver counts the same visible devices.
+        keeps_addresses: it comes back at the same addresses, so that CUDA graphs which read it stay valid.
 
     Raises:
         DriverError: this device or driver cannot do it.
     """
+
+    keeps_addresses = True
 
     def __init__(self, size: int, device: torch.device, chunk: int = CHUNK):
         self.device = device
@@ -100,9 +103,9 @@ class VirtualRegion:
         self._address = address.value
 
     @property
-    def taken(self) -> bool:
-        """Whether there is memory behind the addresses."""
-        return bool(self._mapped)
+    def memory(self) -> torch.Tensor:
+        """(bytes,) uint8 on the device. Not to be read while it is given back, undefined afterwards."""
+        return torch.as_tensor(self, device=self.device)  # not kept: it holds the region
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -115,8 +118,9 @@ class VirtualRegion:
             torch.OutOfMemoryError: there is not enough; nothing is kept then.
             DriverError: a call failed otherwise; nothing is kept then.
         """
-        if self.taken:
+        if self._mapped:
             return
+        torch.cuda.empty_cache()  # what the allocator keeps for itself, the driver cannot give
         try:
             for start in range(0, self.size, self._chunk):
                 self._map(self._address + start, min(self._chunk, self.size - start))

@@ -13,7 +13,7 @@ from benchmarks.load_transformer import load_transformer
 from parallel_runtime import cuda_driver
 from parallel_runtime.cuda_driver import DriverError
 from parallel_runtime.loading import virtual_memory
-from parallel_runtime.loading.arena import VirtualArena, place_tensor
+from parallel_runtime.loading.arena import make_arena, place_tensor
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.loaded_weights import LoadedWeights
 from parallel_runtime.loading.virtual_memory import VirtualRegion
@@ -113,16 +113,16 @@ def driver(monkeypatch) -> FakeDriver:
 
 def test_a_region_takes_and_gives_back_all_of_it_at_one_address(driver):
     region = VirtualRegion((9 << 20) + 1, torch.device("cuda", 3), chunk=4 << 20)
-    assert (region.size, driver.used, region.taken) == (10 << 20, 0, False)
+    assert (region.size, driver.used, bool(region._mapped)) == (10 << 20, 0, False)
     address = region.__cuda_array_interface__["data"]
     for _ in range(2):
         region.take()
         region.take()
-        assert (driver.used, region.taken, driver.open) == (10 << 20, True, set())
+        assert (driver.used, bool(region._mapped), driver.open) == (10 << 20, True, set())
         assert driver.accessible == driver.mapped.keys()
         assert sorted(size for _, size in driver.mapped.values()) == [2 << 20, 4 << 20, 4 << 20]
         region.give_back()
-        assert (driver.used, region.taken) == (0, False)
+        assert (driver.used, bool(region._mapped)) == (0, False)
     assert region.__cuda_array_interface__["data"] == address == (next(iter(driver.reserved)), False)
     region.take()
     del region
@@ -134,7 +134,7 @@ def test_a_device_that_runs_out_half_way_gets_everything_back(driver):
     region = VirtualRegion(10 << 20, torch.device("cuda", 0), chunk=4 << 20)
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
         region.take()
-    assert (driver.used, region.taken) == (0, False)
+    assert (driver.used, bool(region._mapped)) == (0, False)
 
 
 def test_without_a_driver_the_error_is_one_that_the_arena_falls_back_from(monkeypatch):
@@ -150,7 +150,8 @@ def test_without_a_driver_the_error_is_one_that_the_arena_falls_back_from(monkey
 def test_gpu_memory_comes_back_at_its_address_and_a_recording_still_reads_it():
     device = torch.device("cuda", torch.cuda.current_device())
     size = 3 << 30
-    arena = VirtualArena(size, device)
+    arena = make_arena(size, device)
+    assert isinstance(arena, VirtualRegion)
     weight = place_tensor(arena, 512, (1024, 1024), torch.bfloat16, (1024, 1))
     last = place_tensor(arena, size - 512, (256,), torch.bfloat16, (1,))
     values = torch.randn(1024, 1024, device=device).bfloat16()
