@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -81,37 +80,15 @@ class DiffusersFamily(Family):
             RequestError: with what does not fit.
         """
         spec = self._spec
-        check_arguments(conditioning, spec, self._config, x.shape[0])
+        context = conditioning.arguments.get("context")
+        if not isinstance(context, torch.Tensor) or context.ndim != 3:
+            raise RequestError(
+                said("{title} needs text conditioning of three dimensions.", title=spec.title),
+                "Connect the text encoder that belongs to the model.",
+            )
+        conditioning.check_rows(x.shape[0])
         shapes = conditioning.hollow()
         timestep = torch.zeros(x.shape[0])
         arguments = spec.adapter.to_transformer(hollow(x), timestep, shapes.context, self._config, **shapes.extras)
         spec.check_widths(arguments, self._config)
         return Seen(tuple(conditioning.context.shape), (tuple(x.shape),))
-
-
-def check_arguments(conditioning: Conditioning, spec: ModelSpec, config: Mapping[str, Any], batch: int) -> None:
-    """Refuse what this checkpoint has nothing to do with; the adapter refuses the rest.
-
-    Raises:
-        RequestError: no context, a batch that differs from x, or an argument, by name, that needs a part which the
-            checkpoint lacks.
-    """
-    context = conditioning.arguments.get("context")
-    if not isinstance(context, torch.Tensor) or context.ndim != 3:
-        raise RequestError(
-            said("{title} needs text conditioning of three dimensions.", title=spec.title),
-            "Connect the text encoder that belongs to the model.",
-        )
-    conditioning.check_rows(batch)
-    given = {name for name, value in conditioning.extras.items() if value is not None}
-    for name, part in spec.needs.items():
-        if name in given and config.get(part.key) is None:
-            raise RequestError(
-                said(
-                    "The conditioning holds {name}, and this {title} checkpoint has no {title2} to take it in.",
-                    name=name,
-                    title=spec.title,
-                    title2=part.title,
-                ),
-                "Disconnect what adds it, or choose a checkpoint made for it.",
-            )

@@ -12,10 +12,8 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.denoising.checks import INPAINT
 from parallel_runtime.engine.engine import Engine
-from parallel_runtime.engine.family import check_arguments
+from parallel_runtime.engine.family import DiffusersFamily
 from parallel_runtime.errors import RequestError
-from parallel_runtime.networks.diffusers.registry import MODELS
-from parallel_runtime.networks.diffusers.spec import ModelSpec
 from parallel_runtime.networks.diffusers.wan import WAN
 from parallel_runtime.requests.conditioning import Conditioning, refer
 from parallel_runtime.requests.requests import Load, Request, Sample, concat_name
@@ -128,14 +126,14 @@ def test_a_loop_on_a_model_that_is_not_resident_is_refused(engine):
         prepare(engine, msgspec.structs.replace(REQUEST, model="another"), sample_tensors())
 
 
-def test_a_parameter_whose_part_the_checkpoint_lacks_is_refused_with_both_names():
-    given = {"context": torch.zeros(1, 5, 4096), "clip_fea": torch.zeros(1, 257, 1280)}
-    check_arguments(Conditioning(given), WAN, image_config(), 1)
-    check_arguments(Conditioning({**given, "clip_fea": None}), WAN, wan_config(), 1)
+def test_an_image_that_the_checkpoint_has_no_part_for_is_refused_with_both_names():
+    given = {"context": torch.zeros(1, 512, wan_config()["text_dim"]), "clip_fea": torch.zeros(1, 257, 1280)}
+
+    def check(config: dict[str, Any], **changes: Any) -> None:
+        x = torch.zeros(1, config["in_channels"], 3, 4, 4, device="meta")
+        DiffusersFamily(WAN, config).check(Conditioning({**given, **changes}), x)
+
+    check(image_config())
+    check(wan_config(), clip_fea=None)
     with pytest.raises(RequestError, match="holds clip_fea, and this Wan checkpoint has no image embedder"):
-        check_arguments(Conditioning(given), WAN, wan_config(), 1)
-
-
-@pytest.mark.parametrize("spec", MODELS, ids=lambda spec: spec.name)
-def test_parts_are_needed_only_by_arguments_that_the_adapter_carries(spec: ModelSpec):
-    assert set(spec.needs) <= spec.adapter.extras
+        check(wan_config())

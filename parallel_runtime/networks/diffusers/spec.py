@@ -16,19 +16,6 @@ from .unet_keys import UNetKeys
 
 
 @dataclass(frozen=True)
-class Part:
-    """What not every checkpoint of a family has.
-
-    Args:
-        title: as errors call it.
-        key: of the diffusers config; None there, or not there, says that the part is missing.
-    """
-
-    title: str
-    key: str
-
-
-@dataclass(frozen=True)
 class ModelSpec:
     """A transformer family as data.
 
@@ -47,7 +34,6 @@ class ModelSpec:
         former_class: what a config.json may call the class that was written before diffusers gave the family its own.
         ignores: keys of a config.json that the class does not take.
         belongs: a config.json of the class -> whether it is of this family, where others have the same class.
-        needs: extra of the adapter -> the part without which it would be left unused, and is refused instead.
         prepare: called once on a freshly loaded transformer, for what ComfyUI's forward does and diffusers' does not.
     """
 
@@ -66,7 +52,6 @@ class ModelSpec:
     ignores: tuple[str, ...] = ()
     belongs: Callable[[Mapping[str, Any]], bool] = lambda config: True
     widths: Mapping[str, str] = field(default_factory=dict)
-    needs: Mapping[str, Part] = field(default_factory=dict)
 
     @property
     def splits_sequence(self) -> bool:

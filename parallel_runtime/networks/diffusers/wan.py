@@ -8,7 +8,7 @@ from ...errors import RequestError
 from ...said import said
 from .call import TAKE_COMFYUIS, Call
 from .key_rules import KeyRules
-from .spec import ModelSpec, Part
+from .spec import ModelSpec
 from .whole_latent_adapter import WholeLatentAdapter, tokens_along
 
 _LONGEST_SIDE = 1024  # tokens along one side that diffusers' rotary embedding holds
@@ -37,9 +37,14 @@ def _check(call: Call) -> None:
 
 def _image(call: Call) -> torch.Tensor | None:
     """CLIP's view of the start image, and of the end image where the checkpoint has positions for two."""
-    if call.config.get("image_dim") is None:
-        return None
     clip, both = call.extras.get("clip_fea"), call.config.get("pos_embed_seq_len")
+    if call.config.get("image_dim") is None:
+        if clip is None:
+            return None
+        raise RequestError(
+            "The conditioning holds clip_fea, and this Wan checkpoint has no image embedder to take it in.",
+            "Disconnect what adds it, or choose a checkpoint made for it.",
+        )
     if clip is not None and call.context.shape[1] != _TEXT_TOKENS:
         raise RequestError(
             said(
@@ -77,5 +82,4 @@ WAN = ModelSpec(
         "Wan", frozenset({"clip_fea"}), {"encoder_hidden_states_image": _image}, _check, frames=True
     ),
     widths={"encoder_hidden_states": "text_dim", "encoder_hidden_states_image": "image_dim"},
-    needs={"clip_fea": Part("image embedder", "image_dim")},
 )
