@@ -168,7 +168,7 @@ class Split:
         own = tokens / self.count
         way = own * model.width * model.bytes_per_number / (self.rate * 1e9)
         weight = 2 * own / (machine.matmul * 1e12)  # seconds for each weight of a product
-        feed_forward = fitted.FEED_FORWARD.value * model.image_parameters / model.blocks
+        feed_forward = fitted.FEED_FORWARD * model.image_parameters / model.blocks
         padded = -(-model.heads // self.count) * self.count / model.heads
         attention = 4 * own * tokens * model.width * padded / (machine.attention * 1e12)
         return way, weight * 3 * model.width**2, weight * feed_forward, attention
@@ -177,7 +177,7 @@ class Split:
         """Seconds that exchanges show where those of parallel blocks hide behind the feed-forward layer, too."""
         way, _, feed_forward, attention = self._of_block()
         moved, today = 4 * way * (self.count - 1) / self.count, self._cost(self.count).exchange_seconds
-        shown = max(fitted.SEEN_OF_EXCHANGE.value * moved / 4, moved - feed_forward - attention)
+        shown = max(fitted.SEEN_OF_EXCHANGE * moved / 4, moved - feed_forward - attention)
         each = min(today / self.job.model.blocks, 2 * HOST_MEMORY.latency + shown)
         return today + self.job.model.parallel_blocks * (each - today / self.job.model.blocks)
 
@@ -185,7 +185,7 @@ class Split:
         """Seconds that show where inputs come in pieces behind products of what has come, and attended values leave
         as today, behind attention with other heads."""
         way, products, _, attention = self._of_block()
-        others, seen = self.count - 1, fitted.SEEN_OF_EXCHANGE.value
+        others, seen = self.count - 1, fitted.SEEN_OF_EXCHANGE
         comes = way * others / (2 if self.eight_bit else 1)
         last = products * others / self.count / _PIECES
         leaves = way * others / self.count

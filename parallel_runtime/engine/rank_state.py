@@ -144,7 +144,7 @@ class RankState:
         beside = memory.peak_beside(self.device, self._allocated)
         if not beside or placed.place is None:
             return placed.details
-        beside += int(CONTEXT_BYTES.value)  # which the prediction has, and PyTorch does not know
+        beside += int(CONTEXT_BYTES)  # which the prediction has, and PyTorch does not know
         # Replayed recordings take nothing anew: what the first run took counts.
         beside = max(beside, self._beside.pop(placed.size, 0))
         self._beside[placed.size] = beside

@@ -79,7 +79,7 @@ class _Step:
     @cached_property
     def slowdown(self) -> float:
         """Of products and attention, against 16 bit."""
-        return fitted.FLOAT32_SLOWDOWN.value if self.model.bytes_per_parameter == 4 else 1.0
+        return fitted.FLOAT32_SLOWDOWN if self.model.bytes_per_parameter == 4 else 1.0
 
     @cached_property
     def matmul(self) -> float:
@@ -139,12 +139,12 @@ class _Step:
         flops = 2 * self.batch * (image * model.image_parameters + text * model.text_parameters) * share
         weights = (model.image_parameters + model.text_parameters) / 2 * share * model.bytes_per_parameter
         rate = machine.memory_rate * 1e9
-        lost = fitted.ROWS_LOST.value + (min(fitted.ROWS_OF_A_WAVE.value, rows / 2) if waiting else 0)
+        lost = fitted.ROWS_LOST + (min(fitted.ROWS_OF_A_WAVE, rows / 2) if waiting else 0)
         products = max(flops / self.matmul * (1 + lost / rows), weights / rate)
         others = self.other_parameters * share * model.bytes_per_parameter / rate
         attention = self.attention_seconds(tokens, keys) * model.blocks * share
-        passes = self.activation(tokens) * fitted.PASSES[self.compiled].value * model.blocks * share / rate
-        least = fitted.BLOCK_SECONDS[self.compiled].value * model.blocks * share if machine.on_gpu else 0.0
+        passes = self.activation(tokens) * fitted.PASSES[self.compiled] * model.blocks * share / rate
+        least = fitted.BLOCK_SECONDS[self.compiled] * model.blocks * share if machine.on_gpu else 0.0
         return products + others + attention + passes + least
 
     def attention_seconds(self, tokens: float, keys: float) -> float:
@@ -167,14 +167,14 @@ class _Step:
             moved = sent / (link.all_to_all * 1e9)
             if link.route and plan.sequence == plan.ulysses and plan.pipe == 1:
                 moved = sent / (link.route * 1e9)
-                hidden = min(moved, self.attention_seconds(tokens, keys)) * (1 - fitted.SEEN_OF_EXCHANGE.value)
+                hidden = min(moved, self.attention_seconds(tokens, keys)) * (1 - fitted.SEEN_OF_EXCHANGE)
                 seconds += blocks * (2 * link.latency + moved - hidden)
             elif plan.sequence > plan.ulysses or plan.pipe > 1 or not link.peer_access:
-                started = link.latency + (fitted.COLLECTIVE_SECONDS.value if self.machine.on_gpu else 0.0)
+                started = link.latency + (fitted.COLLECTIVE_SECONDS if self.machine.on_gpu else 0.0)
                 seconds += blocks * (2 * started + moved)
             else:
                 hiding = self.model.parallel_blocks if self.compiled else 0
-                feed_forward = fitted.FEED_FORWARD.value * self.model.image_parameters / self.model.blocks
+                feed_forward = fitted.FEED_FORWARD * self.model.image_parameters / self.model.blocks
                 beside = 2 * self.batch * tokens * feed_forward / self.matmul
                 seconds += blocks * (2 * link.latency + moved) - hiding * min(moved, beside)
         if plan.ring > 1:
@@ -182,7 +182,7 @@ class _Step:
             sent = 2 * self.activation(keys / plan.ring) / plan.ulysses
             # Attention runs meanwhile, but measured steps are as long as if it ran afterwards.
             passed = link.latency + sent / (link.peer * 1e9)
-            merge = 2 * self.activation(tokens) * fitted.MERGE_PASSES.value / (self.machine.memory_rate * 1e9)
+            merge = 2 * self.activation(tokens) * fitted.MERGE_PASSES / (self.machine.memory_rate * 1e9)
             seconds += blocks * (plan.ring - 1) * (passed + merge)
         return seconds
 
@@ -195,12 +195,12 @@ class _Step:
         """Of a step outside of the forward."""
         if not self.machine.on_gpu:
             return 0.0
-        seconds = fitted.STEP_SECONDS.value
+        seconds = fitted.STEP_SECONDS
         if self.plan.world_size > 1:
-            seconds += fitted.MEETING_SECONDS.value
+            seconds += fitted.MEETING_SECONDS
         if self.plan.batch > 1:
             link = self.machine.link_over(self.plan.world_size // self.plan.batch, self.plan.batch)
-            gathered = self.request.batch * self.request.tokens * fitted.LATENT_BYTES.value
+            gathered = self.request.batch * self.request.tokens * fitted.LATENT_BYTES
             seconds += link.latency + gathered / (link.all_to_all * 1e9)
         return seconds
 
@@ -229,7 +229,7 @@ class _Step:
         waiting = self.machine.link_over(plan.sequence, plan.pipe).name == NVLINK.name
         computed = self.pass_seconds(patch, text / plan.patches, keys, waiting)
         hop = self.hop_seconds(patch + text / plan.patches)
-        host = fitted.PATCH_SECONDS.value if self.machine.on_gpu else 0.0
+        host = fitted.PATCH_SECONDS if self.machine.on_gpu else 0.0
         pace = max(computed + exchange, hop) + self.machine.link.latency + host
         # With fewer patches than stages, a stage waits until its patch comes back from the last one.
         step = max(plan.patches, plan.pipe) * pace
@@ -241,7 +241,7 @@ class _Step:
         """Return bytes of weights, activations and K/V buffers, on the rank where they are most together."""
         plan, request = self.plan, self.request
         tokens = (request.tokens + request.text_tokens) / plan.sequence
-        alive = fitted.LIVE_ACTIVATIONS.value + (fitted.EXCHANGE_BUFFERS.value if plan.sequence > 1 else 0)
+        alive = fitted.LIVE_ACTIVATIONS + (fitted.EXCHANGE_BUFFERS if plan.sequence > 1 else 0)
         activations = alive * self.activation(tokens) + (self.context_bytes if self.machine.on_gpu else 0)
         weights, kept = max((self._held(*owned) for owned in self.assignment), key=sum)
         return weights, int(activations), kept
@@ -249,7 +249,7 @@ class _Step:
     @property
     def context_bytes(self) -> float:
         """That no tensor is in: once, as what is free is less by the rank's own context, and a whole GPU is not."""
-        return (fitted.CONTEXT_TO_COME if self.machine.is_crowded else fitted.CONTEXT_BYTES).value
+        return fitted.CONTEXT_TO_COME if self.machine.is_crowded else fitted.CONTEXT_BYTES
 
     def _held(self, start: int, stop: int) -> tuple[int, int]:
         """Bytes of weights, and of keys and values, on a rank whose stage has these blocks."""

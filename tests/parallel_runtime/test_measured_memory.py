@@ -28,7 +28,7 @@ def test_a_run_tells_its_peak_and_the_next_of_that_size_is_predicted_by_it(tmp_p
     monkeypatch.setattr(memory, "peak_beside", lambda device, before: next(peaks) if before == 1000 else 0)
     answers = [pool.run(Forward("m", reference), tensors)[0].details for _ in range(2)]
     # CUDA's own, which no allocation shows, is predicted with the rest, and so it is told with the rest.
-    size = pool.weights("m").size + int(CONTEXT_BYTES.value)
+    size = pool.weights("m").size + int(CONTEXT_BYTES)
     assert [each.used_bytes - size for each in answers] == [700, 700]  # a recording that is replayed takes nothing anew
     assert answers[0].memory_bytes == 0  # nothing is predicted for a CPU
     assert answers[1].memory_bytes == size + 700
