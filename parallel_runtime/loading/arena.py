@@ -5,48 +5,34 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 
 from ..cuda_driver import DriverError
+from ..streaming.deal import aligned
 from .virtual_memory import VirtualRegion
 
 log = logging.getLogger(__name__)
 
-_ALIGNMENT = 512
-"""Bytes, as PyTorch's allocator aligns: kernels for well aligned operands stay in use."""
-
-
 Name = TypeVar("Name", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class Layout(Generic[Name]):
-    """Where tensors lie in a region.
-
-    Args:
-        starts: name -> first byte.
-        size: bytes of the region.
-    """
-
-    starts: Mapping[Name, int]
-    size: int
-
-
-def lay_out(sizes: Mapping[Name, int]) -> Layout[Name]:
-    """Give tensors their places, in the order of their names.
+def lay_out(sizes: Mapping[Name, int]) -> tuple[dict[Name, int], int]:
+    """Give tensors their places in a region, in the order of their names.
 
     Args:
         sizes: name -> bytes.
+
+    Returns:
+        Name -> first byte, and bytes of the region.
     """
     starts: dict[Name, int] = {}
     end = 0
     for name, size in sizes.items():
-        starts[name] = -(-end // _ALIGNMENT) * _ALIGNMENT
+        starts[name] = aligned(end)
         end = starts[name] + size
-    return Layout(starts, end)
+    return starts, end
 
 
 class PlainArena:

@@ -18,7 +18,7 @@ from ..networks.diffusers.key_rules import OriginalWeights
 from ..patching.comfyui_patches import is_of_gguf
 from ..patching.patch_data import UNPATCHED
 from ..streaming.block_stream import SLOTS, BlockStream
-from ..streaming.deal import ALIGNMENT
+from ..streaming.deal import aligned
 from ..streaming.dealer import Dealer
 from ..streaming.share_memory import HostShare
 from ..streaming.shared_blocks import SharedBlocks
@@ -241,7 +241,7 @@ class LoadedWeights:
         coming = self._coming(network, weights)
         layouts = [lay_out({name: parts(weights[name])[0].nbytes for name in names}) for names in coming]
         self._places = {
-            name: (block, start) for block, each in enumerate(layouts) for name, start in each.starts.items()
+            name: (block, start) for block, (starts, _) in enumerate(layouts) for name, start in starts.items()
         }
         own = {
             (name, index): part.nbytes
@@ -249,9 +249,9 @@ class LoadedWeights:
             for index, part in enumerate(parts(weight))
             if index or name not in self._places
         }
-        rest = lay_out(own)
-        sizes = [each.size for each in layouts]
-        places, size = self._blocks_behind(rest.size, sizes)
+        own_starts, own_size = lay_out(own)
+        sizes = [each for _, each in layouts]
+        places, size = self._blocks_behind(own_size, sizes)
         arena = make_arena(size, self.device)
         if self._dealer is not None and self.stream is not None:
             self.shared = SharedBlocks(self._dealer, sizes)
@@ -262,7 +262,7 @@ class LoadedWeights:
             if weight not in placed:
                 of = []
                 for index, part in enumerate(parts(weight)):
-                    start = rest.starts.get((name, index), 0)
+                    start = own_starts.get((name, index), 0)
                     if not index and name in self._places:
                         block, start = self._places[name]
                         start += places[block]
@@ -288,7 +288,7 @@ class LoadedWeights:
         lengths = [slot] * (SLOTS if slot else 0) + [
             size for size, turn in zip(sizes, turns, strict=True) if turn is None
         ]
-        starts = list(accumulate((_aligned(length) for length in lengths), initial=_aligned(start)))
+        starts = list(accumulate((aligned(length) for length in lengths), initial=aligned(start)))
         own = iter(starts[SLOTS if slot else 0 :])
         places = [next(own) if turn is None else starts[turn] for turn in turns]
         return places, (starts[-2] + lengths[-1] if lengths else start)
@@ -358,7 +358,3 @@ def own_part(piece: Piece, start: int, first: int, last: int, memory: torch.Tens
     skipped = (low - begin) // width * piece.stored.itemsize
     target = memory[low - first : high - first].view(piece.target.dtype)
     return [replace(piece, start=piece.start + skipped, target=target)]
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT

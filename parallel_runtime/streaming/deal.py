@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 ALIGNMENT = 512
-"""Bytes; as tensors in a block are aligned, so that a piece begins with a whole number."""
+"""Bytes; as PyTorch's allocator aligns, so that kernels for well aligned operands stay in use."""
+
+
+def aligned(size: int) -> int:
+    """Bytes, rounded up: a tensor or a piece that begins there begins with a whole number."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def resident_blocks(count: int, blocks: int) -> tuple[int, ...]:
@@ -48,7 +53,7 @@ class Deal:
         """Where each block's piece begins in the rank's share, whose size comes last."""
         lengths = (stop - start for start, stop in (self.piece(block, rank) for block in range(len(self.sizes))))
         # The next piece begins aligned, as a kernel that copies it wants.
-        return list(accumulate((-(-length // ALIGNMENT) * ALIGNMENT for length in lengths), initial=0))
+        return list(accumulate((aligned(length) for length in lengths), initial=0))
 
     def share(self, rank: int) -> int:
         """Bytes that a rank keeps."""

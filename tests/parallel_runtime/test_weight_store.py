@@ -120,11 +120,11 @@ def test_a_region_holds_what_the_mapped_file_gives(stored, wanted, tmp_path, mon
 
 def test_places_do_not_overlap():
     sizes = {"a": 3, "q": 40, "x": 513, "k": 40, "v": 40}
-    layout = lay_out(sizes)
-    spans = sorted((start, start + sizes[name]) for name, start in layout.starts.items())
+    starts, size = lay_out(sizes)
+    spans = sorted((start, start + sizes[name]) for name, start in starts.items())
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
-    assert all(layout.starts[name] % 512 == 0 for name in ("a", "q", "x"))
-    assert layout.size == max(end for _, end in spans)
+    assert all(starts[name] % 512 == 0 for name in ("a", "q", "x"))
+    assert size == max(end for _, end in spans)
 
 
 def test_nothing_of_a_released_model_is_alive_when_the_memory_is_cleaned(files, expected, monkeypatch):
