@@ -9,11 +9,10 @@ themselves, as they are, where another tensor comes than the one before, and in 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -100,11 +99,7 @@ def compute(value: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) -> No
     if mesh.sequence is None:
         outputs = [_own(layer, given) for layer in layers]
     else:
-        widths = [int(layer.out_features) for layer in layers]  # type: ignore[arg-type]
-        outputs = compute_in_shares(
-            given, widths, assign(widths, mesh.plan.sequence), mesh.sequence_index, mesh.sequence,
-            lambda index: _own(layers[index], given),
-        )  # fmt: skip
+        outputs = _in_shares(given, layers, mesh)
     for layer, output in zip(layers, outputs, strict=True):
         layer.__dict__["ready"] = output.data  # no view to torch, for which a graph would be another one
 
@@ -124,34 +119,24 @@ def assign(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     return assigned
 
 
-def compute_in_shares(
-    given: torch.Tensor,
-    widths: Sequence[int],
-    assigned: Sequence[Sequence[int]],
-    index: int,
-    group: dist.ProcessGroup,
-    compute: Callable[[int], torch.Tensor],
-) -> list[torch.Tensor]:
-    """The outputs of all layers, of which each rank computes some. Collective over the group.
+def _in_shares(given: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) -> list[torch.Tensor]:
+    """The outputs of all layers, of which each rank computes some. Collective over the sequence group.
+
+    Each is contiguous, wherever it lies: for other strides torch.compile would make another graph.
 
     Args:
         given: (..., width), what all layers get.
-        widths: outputs of each layer.
-        assigned: layers of each rank.
-        index: this rank's.
-        compute: a layer's output, (..., its width), of the type of `given`.
-
-    Returns:
-        One for each of `widths`, (..., its width). Contiguous, wherever it lies: for other strides torch.compile would
-        make another graph.
     """
+    assert mesh.sequence is not None
     rows = given.numel() // given.shape[-1]
+    widths = [int(layer.out_features) for layer in layers]  # type: ignore[arg-type]
+    assigned = assign(widths, mesh.plan.sequence)
     longest = max(sum(widths[each] for each in own) for own in assigned)
-    outputs = [compute(each).flatten() for each in assigned[index]]
-    if missing := longest - sum(widths[each] for each in assigned[index]):
+    outputs = [_own(layers[each], given).flatten() for each in assigned[mesh.sequence_index]]
+    if missing := longest - sum(widths[each] for each in assigned[mesh.sequence_index]):
         outputs.append(given.new_zeros(rows * missing))  # the collective wants equal shares
     collectives = torch.ops._c10d_functional  # what works inside of a CUDA graph
-    gathered = collectives.all_gather_into_tensor(torch.cat(outputs), len(assigned), group.group_name)
+    gathered = collectives.all_gather_into_tensor(torch.cat(outputs), len(assigned), mesh.sequence.group_name)
     shares = collectives.wait_tensor(gathered).unflatten(0, (len(assigned), -1))
     found: dict[int, torch.Tensor] = {}
     for own, share in zip(assigned, shares, strict=True):  # one layer after the other
