@@ -30,8 +30,8 @@ def reach_one_another() -> bool:
     )
 
 
-class SharedAllocation:
-    """Memory of this rank's GPU that others may open.
+class DeviceShare:
+    """Memory of this rank's GPU, which the other GPUs of the host read.
 
     Args:
         size: bytes.
@@ -44,33 +44,42 @@ class SharedAllocation:
     def __init__(self, size: int, device: torch.device):
         torch.cuda.synchronize(device)  # the context exists, and is this thread's
         torch.cuda.empty_cache()  # what the allocator keeps for itself, the driver cannot give
-        address, handle = ctypes.c_uint64(), MemoryHandle()
-        self.size = max(size, 1)
-        cuda_driver.call("cuMemAlloc_v2", ctypes.byref(address), self.size)
-        self._address = address.value
+        pointer, handle = ctypes.c_uint64(), MemoryHandle()
+        self._size = max(size, 1)
+        cuda_driver.call("cuMemAlloc_v2", ctypes.byref(pointer), self._size)
+        self._pointer = pointer.value
         try:
-            cuda_driver.call("cuIpcGetMemHandle", ctypes.byref(handle), self._address)
+            cuda_driver.call("cuIpcGetMemHandle", ctypes.byref(handle), self._pointer)
         except DriverError:
-            self.free()
+            self.close()
             raise
-        self.handle = bytes(handle).hex()
+        self.memory = torch.as_tensor(self, device=device)
+        self.address = f"device:{bytes(handle).hex()}"
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": (self.size,), "typestr": "|u1", "data": (self._address, False), "version": 3, "strides": None}
+        return {"shape": (self._size,), "typestr": "|u1", "data": (self._pointer, False), "version": 3, "strides": None}
 
-    def free(self) -> None:
-        """Return it; nobody may have it open any more, or use a tensor over it."""
-        if self._address:
-            cuda_driver.call("cuMemFree_v2", self._address)
-            self._address = 0
+    def copy_to(self, target: torch.Tensor, start: int) -> None:
+        """Copy bytes from `start` on, within the device."""
+        target.copy_(self.memory[start : start + target.numel()], non_blocking=True)
+
+    def pin(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Free it; nobody else may have it open any more, or use a tensor over it."""
+        self.memory = torch.empty(0, dtype=torch.uint8)  # the tensor over it holds this object
+        if self._pointer:
+            cuda_driver.call("cuMemFree_v2", self._pointer)
+            self._pointer = 0
 
 
 class OpenedAllocation:
     """Memory of another process's GPU.
 
     Args:
-        handle: of its `SharedAllocation`.
+        handle: of its `DeviceShare`.
 
     Raises:
         DriverError: this GPU cannot read it.

@@ -11,7 +11,7 @@ import torch
 from ..errors import OutOfMemoryError
 from ..pinned_memory import MAPPED, register, unregister
 from ..said import said
-from .peer_driver import OpenedAllocation, SharedAllocation
+from .peer_driver import DeviceShare, OpenedAllocation
 
 _LEFT_FREE = 20
 """Shares leave this part of the host's memory."""
@@ -56,27 +56,6 @@ class HostShare:
         self.memory = torch.empty(0, dtype=torch.uint8)
         self._map = None  # unmapped with the last tensor over it
         os.close(self._descriptor)
-
-
-class DeviceShare:
-    """Memory of this rank's GPU, which the other GPUs of the host read."""
-
-    def __init__(self, size: int, device: torch.device):
-        self._allocation = SharedAllocation(size, device)
-        self.memory = torch.as_tensor(self._allocation, device=device)
-        self.address = f"device:{self._allocation.handle}"
-
-    def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """Copy bytes from `start` on, within the device."""
-        target.copy_(self.memory[start : start + target.numel()], non_blocking=True)
-
-    def pin(self) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Free it; nobody else may have it open any more."""
-        self.memory = torch.empty(0, dtype=torch.uint8)
-        self._allocation.free()
 
 
 OwnShare = HostShare | DeviceShare

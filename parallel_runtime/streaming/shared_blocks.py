@@ -19,8 +19,8 @@ import torch
 from .board import LAUNCHED, MADE, OPEN, STATE, Board, wait_for
 from .deal import Deal
 from .dealer import Dealer
+from .peer_driver import DeviceShare
 from .share_memory import (
-    DeviceShare,
     HostShare,
     OtherShare,
     OwnShare,
