@@ -35,8 +35,6 @@ class Checkpoint:
         config: arguments of the diffusers class that its config.json gives; the class has defaults for others.
         header: tensor name -> shape and dtype.
         places: tensor name -> where it lies, for the names of `header`.
-        files: the safetensors files.
-        metadata: free-form text of the first file's header.
         identity: see `files.identity`, taken before the headers were read.
     """
 
@@ -45,8 +43,6 @@ class Checkpoint:
     config: Mapping[str, Any]
     header: Mapping[str, TensorInfo]
     places: Mapping[str, Place]
-    files: tuple[Path, ...]
-    metadata: Mapping[str, str]
     identity: Identity
 
 
@@ -69,12 +65,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     tensors = {
         key: (file, content.starts[key], info) for file, content in contents for key, info in content.tensors.items()
     }
-    metadata = contents[0][1].metadata
     header = {key: info for key, (_, _, info) in tensors.items()}
     spec, config = _match_folder(path, found.config, header)
-    _refuse_quantised(path, header, metadata)
+    _refuse_quantised(path, header, contents[0][1].metadata)
     places = {key: Place(file, start, STORED[info.dtype]) for key, (file, start, info) in tensors.items()}
-    return Checkpoint(path, spec, config, header, places, found.weights, metadata, stamp)
+    return Checkpoint(path, spec, config, header, places, stamp)
 
 
 def _match_folder(path: Path, config_file: Path, header: Mapping[str, TensorInfo]) -> tuple[ModelSpec, dict[str, Any]]:

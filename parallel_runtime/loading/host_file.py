@@ -46,7 +46,6 @@ class HostFile:
             the meta device.
         size: bytes of the weights in the file.
         stored: the type that most weights have; None where they are quantised.
-        metadata: of the file's header, as ComfyUI reads it.
         prefix: what the network's names have in a checkpoint.
         outside: what else is in the file, in its names; small tensors alone are read.
         beside: names of tensors that ComfyUI's model is made with, some of them in `outside`.
@@ -59,7 +58,6 @@ class HostFile:
     state_dict: dict[str, torch.Tensor]
     size: int
     stored: torch.dtype | None
-    metadata: Mapping[str, str]
     prefix: str = ""
     outside: Mapping[str, torch.Tensor] = field(default_factory=dict)
     beside: set[str] = field(default_factory=set)
@@ -200,9 +198,8 @@ def _recognise(
         )
     size = sum(tensor.nbytes for tensor in state_dict.values())
     stored = None if getattr(config, "quant_config", None) else comfy.utils.weight_dtype(state_dict)
-    return HostFile(
-        path, stamp, config, state_dict, size, stored, metadata, prefix if inner else "", outside, telling, pack
-    )
+    prefix = prefix if inner else ""
+    return HostFile(path, stamp, config, state_dict, size, stored, prefix, outside, telling, pack)
 
 
 def dtype_of(name: str) -> torch.dtype | None:

@@ -50,11 +50,6 @@ class SharedBlocks:
         self._others: dict[int, tuple[int, OtherShare | None]] = {}  # no share: its rank has let it go
 
     @property
-    def sizes(self) -> Sequence[int]:
-        """Bytes of each block that comes and goes, in forward order."""
-        return self.deal.sizes
-
-    @property
     def state(self) -> int:
         """Which weights this rank's share has; 0 for none."""
         return self.board[STATE]

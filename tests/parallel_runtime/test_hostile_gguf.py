@@ -124,7 +124,7 @@ def test_a_weight_of_another_size_than_the_networks_is_refused_before_a_rank_run
     stamp: Any = None
 
     def file(weight: torch.Tensor, pack: Any) -> HostFile:
-        return HostFile(Path("m.gguf"), stamp, config, {"weight": weight}, 0, None, {}, pack=pack)
+        return HostFile(Path("m.gguf"), stamp, config, {"weight": weight}, 0, None, pack=pack)
 
     assert file(torch.zeros(12, 1), object()).missing(network) == ["bias"]
     with pytest.raises(
