@@ -6,7 +6,7 @@ patcher: its blocks are nothing that a sum can be written back to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,25 +23,6 @@ _PLAIN = (None, "F32", "F16")
 def is_of_gguf(weight: torch.Tensor) -> bool:
     """A tensor of the pack's class, quantised or not."""
     return hasattr(weight, "tensor_type") and hasattr(weight, "tensor_shape")
-
-
-def is_quantised(weight: Any) -> bool:
-    """Whether its numbers are blocks of a quantised type."""
-    return is_of_gguf(weight) and getattr(weight.tensor_type, "name", weight.tensor_type) not in _PLAIN
-
-
-def with_patches(weight: Any, key: str, patches: Sequence[tuple[Any, ...]]) -> torch.Tensor:
-    """The same numbers, in the same memory, with patches.
-
-    Args:
-        key: ComfyUI's name of the weight.
-        patches: as ComfyUI's `calculate_weight` takes them.
-    """
-    kind: Any = type(weight)
-    made: torch.Tensor = kind(
-        weight, tensor_type=weight.tensor_type, tensor_shape=weight.tensor_shape, patches=[(list(patches), key)]
-    )
-    return made
 
 
 MODULES = ("comfy.lora", "comfy.float", "comfy.utils", "comfy.model_patcher", "comfy.weight_adapter.bypass")
@@ -70,10 +51,13 @@ class Computing:
         """
         import comfy.model_management
 
-        if is_quantised(base):
+        packed: Any = base
+        if is_of_gguf(packed) and getattr(packed.tensor_type, "name", packed.tensor_type) not in _PLAIN:
             given = [each for each in (self._patches, self._hooks) if name in each.weights]
             decoded = [patch for each in given for patch in decode_patches(each.weights[name], each.factors)]
-            return with_patches(base, PREFIX + name, decoded)
+            about = {"tensor_type": packed.tensor_type, "tensor_shape": packed.tensor_shape}
+            made: torch.Tensor = type(packed)(packed, **about, patches=[(decoded, PREFIX + name)])  # in the same memory
+            return made
         weight = base
         # As ModelPatcher.patch_weight_to_device and ModelPatcher.patch_hook_weight_to_device do.
         usual = torch.float32 if is_of_gguf(base) else comfy.model_management.lora_compute_dtype(self._device)

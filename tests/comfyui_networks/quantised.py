@@ -116,7 +116,6 @@ def compare_gguf(rank: int, world_size: int, comfyui: str, pack: str, kinds: lis
     from comfy.weight_adapter import LoRAAdapter
 
     from parallel_runtime.loading.gguf_pack import open_pack
-    from parallel_runtime.patching.comfyui_patches import with_patches
 
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
@@ -166,7 +165,12 @@ def compare_gguf(rank: int, world_size: int, comfyui: str, pack: str, kinds: lis
         results, made = [alike(block) for block in blocks], [len(graphs)]
         lora = LoRAAdapter(set(), (torch.randn(512, 4), torch.randn(4, 256), None, None, None, None))
         first = blocks[0].first
-        patched = with_patches(first.weight, "first.weight", [(1.0, lora, 1.0, None, None)])
+        patched = tensor(
+            first.weight,
+            tensor_type=first.weight.tensor_type,
+            tensor_shape=first.weight.tensor_shape,
+            patches=[([(1.0, lora, 1.0, None, None)], "first.weight")],
+        )
         before = first(torch.ones(256))
         first.weight = torch.nn.Parameter(patched, requires_grad=False)
         assert not torch.equal(first(torch.ones(256)), before)
