@@ -12,8 +12,8 @@ from torch import nn
 
 from ..acceleration.compiled_methods import CompiledMethods, Varying
 from .block_attention import BlockAttention
-from .gguf_layers import GgufLayer, gguf_layers
-from .quantised_layers import QuantisedLayer, quantised_layers
+from .gguf_layers import GgufLayer
+from .quantised_layers import QuantisedLayer
 from .token_split import TokenSplit
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class CompiledBlocks:
         if not isinstance(block, nn.Module):
             return ()
         if block not in self._quantised:
-            self._quantised[block] = [*quantised_layers(block), *gguf_layers(block)]
+            self._quantised[block] = [each for each in block.modules() if isinstance(each, QuantisedLayer | GgufLayer)]
         return self._quantised[block]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,11 +71,6 @@ def use_gguf_kernels(network: nn.Module) -> None:
     for module in network.modules():
         if _is_of_pack(module) and not isinstance(module, GgufLayer) and is_on("quantised"):
             become(module, GgufLayer)
-
-
-def gguf_layers(module: nn.Module) -> Iterator[GgufLayer]:
-    """Those in a module."""
-    return (each for each in module.modules() if isinstance(each, GgufLayer))
 
 
 def _is_of_pack(module: nn.Module) -> bool:

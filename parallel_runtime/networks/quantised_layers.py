@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -196,11 +195,6 @@ def own_class(layer: nn.Module, kind: Any) -> Any:
     """The class that a layer had before."""
     kinds = type(layer).__mro__
     return kinds[kinds.index(kind) + 1]
-
-
-def quantised_layers(module: nn.Module) -> Iterator[QuantisedLayer]:
-    """Those in a module."""
-    return (each for each in module.modules() if isinstance(each, QuantisedLayer))
 
 
 @operators.operator("quantised_layer", "(Tensor x, Tensor[] inside, str kind) -> Tensor")

@@ -11,8 +11,8 @@ import torch
 
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
-from parallel_runtime.networks.gguf_layers import gguf_layers, use_gguf_kernels
-from parallel_runtime.networks.quantised_layers import QuantisedLayer, hide_quantised, quantised_layers
+from parallel_runtime.networks.gguf_layers import GgufLayer, use_gguf_kernels
+from parallel_runtime.networks.quantised_layers import QuantisedLayer, hide_quantised
 
 FORMATS = {
     "float8_e4m3fn": {},
@@ -74,8 +74,9 @@ def _compare(name: str, more: dict[str, Any]) -> dict[str, Any]:
     def differ(block: Two, tokens: int = 5) -> float:
         x = torch.randn(2, tokens, 32).to(torch.bfloat16)
         expected = block(x)
-        for layer in quantised_layers(block):
-            layer.look_inside()
+        for layer in block.modules():
+            if isinstance(layer, QuantisedLayer):
+                layer.look_inside()
         with methods.compiling():
             found = methods.call(block.forward, (x,), {}, lambda args, kwargs: [(args, 1)], lambda: True)
         return float((found - expected).abs().max() / expected.abs().max())
@@ -154,8 +155,9 @@ def compare_gguf(rank: int, world_size: int, comfyui: str, pack: str, kinds: lis
 
         def alike(block: Two, methods: CompiledMethods = methods, packs: Any = packs, ours: Any = blocks) -> bool:
             x = torch.randn(2, 5, 256).to(torch.bfloat16)
-            for each in gguf_layers(block):
-                each.look_inside()
+            for each in block.modules():
+                if isinstance(each, GgufLayer):
+                    each.look_inside()
             with methods.compiling():
                 output = methods.call(block.forward, (x,), {}, lambda args, kwargs: [], lambda: True)
             expected = packs[ours.index(block)](x)
