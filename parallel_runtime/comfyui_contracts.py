@@ -94,7 +94,7 @@ CONTRACTS: tuple[Contract, ...] = (
         "comfy.sd", {"load_diffusion_model", "load_diffusion_model_state_dict"},
         load_checkpoint_guess_config="ckpt_path output_vae output_clip output_clipvision embedding_directory "
         "output_model",
-        load_diffusion_model="unet_path model_options", load_diffusion_model_state_dict="sd model_options",
+        load_diffusion_model="unet_path model_options", load_diffusion_model_state_dict="sd model_options metadata",
         VAE="sd device metadata", VAE__dot__decode="samples_in", VAE__dot__encode="pixel_samples",
     ),
     *_called(

@@ -203,18 +203,15 @@ def _load(
     import comfy.utils
 
     load = comfy.sd.load_diffusion_model_state_dict
-    known = inspect.signature(load).parameters
-    more: dict[str, Any] = {"disable_dynamic": True} if "disable_dynamic" in known else {}
+    more: dict[str, Any] = {"disable_dynamic": True} if "disable_dynamic" in inspect.signature(load).parameters else {}
     cpu = torch.device("cpu")
     options = {"dtype": dtype, "offload_device": cpu, "fp8_optimizations": fast_float8, **options}
     beside = file.beside & file.outside.keys()
     if beside:  # ComfyUI would leave out what has not the prefix
         kept = {name: state_dict[name] for name in beside}
         state_dict = comfy.utils.state_dict_prefix_replace(state_dict, {file.prefix: ""}, filter_keys=True) | kept
-    if "metadata" in known:
-        more["metadata"] = metadata
     try:
-        patcher = load(state_dict, model_options=options, **more)
+        patcher = load(state_dict, model_options=options, metadata=metadata, **more)
     except (RuntimeError, ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise UnsupportedModelError(
             said("ComfyUI cannot load {path}: {error}", path=file.path, error=error), "Choose another file."

@@ -172,12 +172,13 @@ def _recognise(
     import comfy.utils
 
     if pack is None:
-        state_dict, metadata = _old_quants(state_dict, metadata)
+        state_dict, metadata = comfy.utils.convert_old_quants(state_dict, "", metadata=metadata)
     prefix = detection.unet_prefix_from_state_dict(state_dict)
     outside: dict[str, torch.Tensor] = {}
     if inner := comfy.utils.state_dict_prefix_replace(state_dict, {prefix: ""}, filter_keys=True):
-        outside = state_dict
-        state_dict, metadata = (inner, metadata) if pack is not None else _old_quants(inner, metadata)
+        outside, state_dict = state_dict, inner
+        if pack is None:
+            state_dict, metadata = comfy.utils.convert_old_quants(state_dict, "", metadata=metadata)
     # Some models are told by what a checkpoint has beside the network (Zero123).
     telling = {name for known in comfy.supported_models.models for name in known.required_keys if name in outside}
     told = {name: outside[name] for name in telling}
@@ -206,14 +207,6 @@ def dtype_of(name: str) -> torch.dtype | None:
     """The type that safetensors spells so, where this torch has it."""
     found: torch.dtype | None = getattr(torch, _NAMES.get(name, ""), None)
     return found
-
-
-def _old_quants(state_dict: dict[str, torch.Tensor], metadata: Mapping[str, str]) -> Any:
-    """Older names of quantised layers in today's, where this ComfyUI has today's."""
-    import comfy.utils
-
-    convert = getattr(comfy.utils, "convert_old_quants", None)
-    return convert(state_dict, "", metadata=metadata) if convert is not None else (state_dict, metadata)
 
 
 def _read_small(path: Path, tensors: Mapping[str, TensorInfo]) -> dict[str, torch.Tensor]:
