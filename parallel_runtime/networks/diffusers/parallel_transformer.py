@@ -31,18 +31,8 @@ def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> Traits:
     """What is known of a transformer with its weights.
 
     Raises:
-        UnsupportedModelError, ConfigurationError: see `ParallelTransformer`.
+        ConfigurationError: see `ParallelTransformer`.
     """
-    if type(transformer).__name__ != spec.transformer_class:
-        raise UnsupportedModelError(
-            said(
-                "A {name} cannot run as {title}, which is a {transformer_class}.",
-                name=type(transformer).__name__,
-                title=spec.title,
-                transformer_class=spec.transformer_class,
-            ),
-            "Choose a model file of a supported family.",
-        )
     data = DIFFUSERS.get(spec.transformer_class)
     weight = next(transformer.parameters())
     head_dim = int(attrgetter(data.head_dim)(transformer)) if data is not None else 0
