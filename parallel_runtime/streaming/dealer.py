@@ -23,9 +23,6 @@ class Dealer:
         key: of the weights; the same on all ranks, and on none for other weights.
         resident: how many blocks stay whole on every rank.
         held: how many of the others this rank keeps, too.
-
-    Raises:
-        ConfigurationError: ranks that cannot find one another's pieces.
     """
 
     mode: str
@@ -36,13 +33,6 @@ class Dealer:
     device: torch.device
     resident: int = 0
     held: int = 0
-
-    def __post_init__(self) -> None:
-        if self.ranks > 1 and self.folder is None:
-            raise ConfigurationError(
-                "Workers without a supervisor have no place where they find one another's weights.",
-                "Set weights to whole.",
-            )
 
     @property
     def on_device(self) -> bool:

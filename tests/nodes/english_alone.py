@@ -28,7 +28,6 @@ ALONE = frozenset(
         "Update it.",
         "Sampler {name} does not run over stages of a model.",
         "Choose one of {able}, or set stages to 1.",
-        "Workers without a supervisor have no place where they find one another's weights.",
         "Set ${listen} to an address of this host with a free port.",
         "Set it to a number such as {default}, or remove it.",
         "Take a name of /parallel_dit/status.",
