@@ -76,9 +76,10 @@ class NetworkReader(Reader):
     def begin(self, on_bytes: OnBytes) -> OpenFile:
         """Have ComfyUI build the network."""
         left = None
-        if self._file.pack is not None:
+        if (pack := self._file.pack) is not None:
             read_through(self._file.path, on_bytes)
-            network = load_with_pack(*self._how)
+            options = {"custom_operations": pack.operations()}
+            network = _load(*self._how, pack.read_file(self._file.path), {}, options)
         else:
             network, left = load_network(*self._how, on_bytes)
         self.let_others_go(network)
@@ -178,17 +179,6 @@ def _made_without_weights() -> Iterator[None]:
 
     with replaced(BaseModel, "__init__", make):
         yield
-
-
-def load_with_pack(file: HostFile, dtype: torch.dtype | None, fast_float8: bool) -> nn.Module:
-    """ComfyUI's own loader on a GGUF file, with its pack's layers; the network is on the CPU.
-
-    Raises:
-        UnsupportedModelError: ComfyUI cannot read it, with its reason.
-    """
-    assert file.pack is not None
-    operations = {"custom_operations": file.pack.operations()}
-    return _load(file, dtype, fast_float8, file.pack.read_file(file.path), {}, operations)
 
 
 def _load(
