@@ -24,7 +24,7 @@ from .block_arguments import GRID, KEYWORD, BlockCall, OwnArguments, is_guide_ma
 from .latent_patches import PatchStreams
 from .modulation import Layers, Modulation
 from .shares import Streams
-from .tables.blocks import Blocks
+from .tables.blocks import Blocks, find
 from .token_split import TokenSplit, over_all_tokens, put
 
 # Patches that ComfyUI calls inside of a block, with the tokens that the block has.
@@ -42,7 +42,7 @@ def unknown_blocks(network: nn.Module, lists: Sequence[Blocks]) -> str:
             return f"it has no {blocks.path}"
         fitting = [block for block in found if _fits(block, blocks)]
         if found and not fitting:
-            is_so = ", ".join(f"{name} {_attribute(found[0], name)}" for name in (*blocks.when, *blocks.unless))
+            is_so = ", ".join(f"{name} {find(found[0], name)}" for name in (*blocks.when, *blocks.unless))
             return f"its {blocks.path} have {is_so}"
         for block in fitting:
             parameters = inspect.signature(block.forward).parameters.values()
@@ -54,7 +54,7 @@ def unknown_blocks(network: nn.Module, lists: Sequence[Blocks]) -> str:
             if missing := {name.partition(".")[0] for name in blocks.tokens} - taken:
                 return f"a block of {blocks.path} takes no {', '.join(sorted(missing))}"
             for name in (*blocks.cross, *blocks.gathers, *blocks.apart):
-                if _attribute(block, name) is None:
+                if find(block, name) is None:
                     return f"a block of {blocks.path} has no {name}"
     return ""
 
@@ -69,11 +69,11 @@ def cut_blocks(network: nn.Module, lists: Sequence[Blocks], split: TokenSplit) -
             if not fits[index]:
                 continue
             for name in blocks.cross:
-                _inside(_attribute(block, name), "cross", split.outside)
+                _inside(find(block, name), "cross", split.outside)
             for name in blocks.gathers:
-                _inside(_attribute(block, name), "gathers", split.gathering)
+                _inside(find(block, name), "gathers", split.gathering)
             for name in blocks.apart:
-                _apart(_attribute(block, name), split)
+                _apart(find(block, name), split)
             block.forward = CutBlock(block, blocks, split, last=not fits[index + 1])
 
 
@@ -88,17 +88,10 @@ def run_blocks(blocks: Sequence[nn.Module], split: TokenSplit) -> None:
         block.forward = WholeBlock(block, split)
 
 
-def _attribute(block: nn.Module, path: str) -> Any:
-    found: Any = block
-    for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
-
-
 def _fits(block: nn.Module, blocks: Blocks) -> bool:
-    if any(_attribute(block, name) == value for name, value in blocks.unless.items()):
+    if any(find(block, name) == value for name, value in blocks.unless.items()):
         return False
-    return all(_attribute(block, name) == value for name, value in blocks.when.items())
+    return all(find(block, name) == value for name, value in blocks.when.items())
 
 
 def _inside(module: nn.Module, where: str, context: Callable[[], Any]) -> None:

@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
 
 from torch import nn
 
 from ..requests.facts import ModelFacts, RequestFacts
 from .stages import has_stages
-from .tables.blocks import Blocks, Network
+from .tables.blocks import Blocks, Network, find
 
 
 def describe(
@@ -90,9 +89,7 @@ def _met(found: Sequence[tuple[nn.Module, Blocks]]) -> tuple[int, int, int]:
 
 def _size(block: nn.Module, path: str = "") -> int:
     """Parameters of a submodule; 0 where this block has it not."""
-    found: Any = block
-    for name in path.split(".") if path else ():
-        found = getattr(found, name, None)
+    found = find(block, path) if path else block
     return sum(parameter.numel() for parameter in found.parameters()) if isinstance(found, nn.Module) else 0
 
 

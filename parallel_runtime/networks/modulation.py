@@ -18,7 +18,7 @@ from torch import nn
 
 from ..mesh.mesh import Mesh
 from .quantised_layers import become, rounds_inside
-from .tables.blocks import Blocks
+from .tables.blocks import Blocks, find
 
 Layers = Mapping[str, Sequence["ReadyLayer"]]
 """Argument of a block's forward -> the layers that get SiLU of it."""
@@ -58,7 +58,7 @@ class Modulation:
         """Take a block's layers in, of those that the data names and the block has."""
         found: dict[str, list[ReadyLayer]] = {}
         for argument, paths in blocks.modulations.items():
-            modules = (_submodule(block, path) for path in paths)
+            modules = (find(block, path) for path in paths)
             own = [_made_ready(module) for module in modules if hasattr(module, "out_features")]
             found[argument] = own
             self._layers.setdefault(argument, []).extend(own)
@@ -164,13 +164,6 @@ def _own(layer: ReadyLayer, given: torch.Tensor) -> torch.Tensor:
     """What a layer gives by its own class."""
     output: torch.Tensor = layer.forward(given.clone() if rounds_inside(type(layer)) else given)
     return output.contiguous()
-
-
-def _submodule(block: nn.Module, path: str) -> nn.Module | None:
-    try:
-        return block.get_submodule(path)
-    except AttributeError:
-        return None
 
 
 def _made_ready(layer: Any) -> ReadyLayer:

@@ -10,6 +10,13 @@ LATENT_SHAPES = "latent_shapes"
 """Argument of a call that says of which latents (video, audio) a packed x consists."""
 
 
+def find(module: Any, path: str) -> Any:
+    """What a path of the data stands for in a module; None where it has it not."""
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
 @dataclass(frozen=True)
 class Blocks:
     """A list of blocks that are alike, and what their forward's arguments are.
