@@ -126,7 +126,7 @@ def test_a_loop_on_a_model_that_is_not_resident_is_refused(engine):
         prepare(engine, msgspec.structs.replace(REQUEST, model="another"), sample_tensors())
 
 
-def test_an_image_that_the_checkpoint_has_no_part_for_is_refused_with_both_names():
+def test_a_parameter_whose_part_the_checkpoint_lacks_is_refused_with_both_names():
     given = {"context": torch.zeros(1, 512, wan_config()["text_dim"]), "clip_fea": torch.zeros(1, 257, 1280)}
 
     def check(config: dict[str, Any], **changes: Any) -> None:
