@@ -260,7 +260,7 @@ def _unlike(pool: PoolRank, weights: str, path: str, expected: torch.Tensor) -> 
 def _choose(pool: PoolRank, path: str, expected: torch.Tensor) -> dict[str, bool]:
     """`auto` on GPUs on which the network fits and does not fit, as the request tells of them."""
     for name in ("CONTEXT_BYTES", "LIVE_ACTIVATIONS", "EXCHANGE_BUFFERS"):  # more than so small a network
-        setattr(cost_constants, name, replace(getattr(cost_constants, name), value=0))
+        setattr(cost_constants, name, 0)
     facts = pool.engine.residency.get("whole 0").facts
     whole = facts.parameters * facts.bytes_per_parameter
     small = Coming("host", pool.ranks).kept_bytes(facts)

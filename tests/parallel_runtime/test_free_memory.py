@@ -32,7 +32,7 @@ def pool(tmp_path, monkeypatch) -> ThreadedPool:
         "LIVE_ACTIVATIONS",
         "EXCHANGE_BUFFERS",
     ):  # more than so small a network
-        monkeypatch.setattr(cost_constants, name, replace(getattr(cost_constants, name), value=0))
+        monkeypatch.setattr(cost_constants, name, 0)
     monkeypatch.setattr("parallel_runtime.engine.prepared_load._STEP", 1)
     for name in ("_RESERVE", "_MORE"):
         monkeypatch.setattr(f"parallel_runtime.planning.weights_choice.{name}", 0)
