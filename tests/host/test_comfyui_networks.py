@@ -101,7 +101,7 @@ def test_one_rank_rounds_an_int8_file_as_comfyui_does(host, formats, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
+@pytest.mark.parametrize("sampler_node", ["KSampler", pytest.param("ParallelSampler", marks=pytest.mark.long)])
 def test_one_rank_gives_the_bits_of_load_diffusion_model_with_comfyuis_attention(host, formats, sampler_node):
     """One call of two rows, and two calls, also of an int8 file, which turns last bits into quantisation levels."""
     for workflow in (
