@@ -11,7 +11,7 @@ from ..requests.conditioning import Conditioning
 from ..requests.control import Cancelled, Control
 from ..requests.requests import Sample, share_name
 from ..said import said
-from ..sampling.denoiser import Denoiser, Inpaint, Predict
+from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.noise import NoiseSource
 from ..sampling.own_timesteps import OwnTimestep
 from ..sampling.prediction import PREDICTIONS
@@ -97,10 +97,20 @@ class Loop:
 
 
 class Denoising(Loop):
-    """A loop of our own samplers. Arguments as of `Loop`."""
+    """A loop of our own samplers. Arguments as of `Loop`.
+
+    Raises:
+        RequestError: branches that guidance cannot combine.
+    """
 
     def __init__(self, request: Sample, dtype: torch.dtype, unlike: bool = False):
         super().__init__(request, dtype, unlike)
+        if [branch.index for branch in request.branches] not in ([0], [0, 1]):
+            raise RequestError(
+                "Sampling in the workers takes a positive and at most one negative conditioning.",
+                "Use KSampler for this graph.",
+            )
+        check_guidance(len(request.branches), request.cfg)
         self.sampler = SAMPLERS[request.sampler]
         self.prediction = PREDICTIONS[request.prediction]
 

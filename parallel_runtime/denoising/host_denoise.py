@@ -9,8 +9,10 @@ import torch
 from ..errors import RequestError
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.live_patches import make_guidance
+from ..networks.comfyui.node_rules import CFG
 from ..requests.requests import HostLoop, Sample, sampling_name
 from ..said import said
+from ..sampling.denoiser import check_guidance
 from .denoise import Loop, Told
 from .evaluation import Evaluation
 from .guider import GuidedModel, load_guider, make_sampling, sampler_function
@@ -39,6 +41,8 @@ class HostDenoising(Loop):
             )
         use_comfyui(host.comfyui.folder, {**host.comfyui.options, "cpu": device.type == "cpu"})
         self._function = sampler_function(request.sampler)
+        if host.guider.code == CFG:
+            check_guidance(len(request.branches), request.cfg)
         self._guider = load_guider(host.guider, [branch.index for branch in request.branches])
         make_guidance(host.guidance, None)
 

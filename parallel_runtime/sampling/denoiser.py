@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ..errors import RequestError
+from ..said import said
 from .prediction import Prediction
 from .steps import Evaluation
 
@@ -24,8 +26,33 @@ def needs_uncond(cfg: float) -> bool:
     return not math.isclose(cfg, 1.0)
 
 
+def check_guidance(branches: int, cfg: float) -> None:
+    """Refuse a number of CFG branches that guidance cannot combine. Pure; known before the first evaluation.
+
+    Raises:
+        RequestError: a CFG that is no number, no branch, more than two, or a missing unconditional branch that `cfg`
+            needs.
+    """
+    if not math.isfinite(cfg):
+        raise RequestError(said("CFG is {cfg}, which is no number.", cfg=cfg), "Set it to a number.")
+    if not 1 <= branches <= 2:
+        raise RequestError(
+            said("A step gave {branches} CFG branches, and guidance combines one or two.", branches=branches),
+            "Use one positive and one negative conditioning.",
+        )
+    if branches == 1 and needs_uncond(cfg):
+        raise RequestError(
+            said("CFG {cfg} needs a negative conditioning.", cfg=f"{cfg:g}"), "Connect one, or set CFG to 1."
+        )
+
+
 def combine_branches(denoised: Sequence[torch.Tensor], cfg: float) -> torch.Tensor:
-    """Classifier-free guidance (Ho & Salimans 2022) over denoised latents: cond, then uncond where it can matter."""
+    """Classifier-free guidance (Ho & Salimans 2022) over denoised latents: cond, then uncond if there is one.
+
+    Raises:
+        RequestError: see `check_guidance`.
+    """
+    check_guidance(len(denoised), cfg)
     if not needs_uncond(cfg):
         return denoised[0]
     cond, uncond = denoised
@@ -90,6 +117,8 @@ class Denoiser:
         cfg: guidance scale.
         inpaint: mask and what it keeps, if any.
 
+    Raises (when called):
+        RequestError: see `combine_branches`.
     """
 
     predict: Predict

@@ -1,4 +1,4 @@
-"""What a loop asks for is used, or refused before it starts: its inputs, its seed, and the model's parts."""
+"""What a loop asks for is used, or refused before it starts: its inputs, noise and guidance, and the model's parts."""
 
 from __future__ import annotations
 
@@ -115,10 +115,16 @@ def test_what_a_part_lacks_is_refused_before_the_loop_starts(engine, without, ch
         prepare(engine, REQUEST, tensors)
 
 
-def test_a_seed_out_of_range_is_refused_before_the_loop_starts(engine):
-    changed = msgspec.structs.replace(REQUEST, sampler="euler_ancestral", seed=2**64 - 1)
-    with pytest.raises(RequestError, match=f"Seed {2**64 - 1}"):
-        prepare(engine, changed, sample_tensors())
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"branches": BRANCHES[:1]}, "CFG 3 needs a negative conditioning"),
+        ({"sampler": "euler_ancestral", "seed": 2**64 - 1}, f"Seed {2**64 - 1}"),
+    ],
+)
+def test_guidance_and_noise_that_cannot_be_are_refused_before_the_loop_starts(engine, changes, says):
+    with pytest.raises(RequestError, match=says):
+        prepare(engine, msgspec.structs.replace(REQUEST, **changes), sample_tensors())
 
 
 def test_a_loop_on_a_model_that_is_not_resident_is_refused(engine):

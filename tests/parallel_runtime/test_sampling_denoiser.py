@@ -48,6 +48,12 @@ def test_at_cfg_1_the_uncond_branch_plays_no_part():
     assert combine_branches([cond], 1.0) is cond
 
 
+@pytest.mark.parametrize("branches", [0, 1, 3])
+def test_branches_that_do_not_fit_the_guidance_are_refused(branches):
+    with pytest.raises(RequestError):
+        combine_branches([torch.zeros(1)] * branches, 4.0)
+
+
 def test_a_half_precision_velocity_leaves_latent_and_timestep_in_float32():
     seen = []
 

@@ -11,6 +11,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from parallel_runtime.loading.files import identity
 from parallel_runtime.requests.requests import Finished
+from parallel_runtime.sampling.denoiser import check_guidance
 from tests.workers.loops import make_loop
 from workers.client.client import ModelRequest, PoolClient
 from workers.client.requests import Reply, require_finite
@@ -46,6 +47,9 @@ def test_a_loop_over_no_number_is_refused(cfg, sigma, latent):
     wrong = "there is a value that is no number" if math.isfinite(latent) else "input latent"
     with pytest.raises(RequestError, match=wrong):
         client.sample(ModelRequest("m", "bfloat16", ParallelConfig()), request)
+    if not math.isfinite(cfg):
+        with pytest.raises(RequestError, match="which is no number"):
+            check_guidance(1, cfg)
 
 
 def test_a_latent_of_no_numbers_is_no_success():
