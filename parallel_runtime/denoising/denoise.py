@@ -14,8 +14,8 @@ from ..said import said
 from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.noise import NoiseSource
 from ..sampling.own_timesteps import OwnTimestep
-from ..sampling.prediction import PREDICTIONS
-from ..sampling.samplers import SAMPLERS
+from ..sampling.prediction import find_prediction
+from ..sampling.samplers import find_sampler
 from .checks import check_inputs, read_fixed_channels, read_inpaint
 from .evaluation import Evaluation
 from .predict import Predictor
@@ -100,7 +100,7 @@ class Denoising(Loop):
     """A loop of our own samplers. Arguments as of `Loop`.
 
     Raises:
-        RequestError: branches that guidance cannot combine.
+        RequestError: a sampler or prediction that the pool does not have, or branches that guidance cannot combine.
     """
 
     def __init__(self, request: Sample, dtype: torch.dtype, unlike: bool = False):
@@ -111,8 +111,8 @@ class Denoising(Loop):
                 "Use KSampler for this graph.",
             )
         check_guidance(len(request.branches), request.cfg)
-        self.sampler = SAMPLERS[request.sampler]
-        self.prediction = PREDICTIONS[request.prediction]
+        self.sampler = find_sampler(request.sampler)
+        self.prediction = find_prediction(request.prediction)
 
     def check(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
         """Also the noise: see `NoiseSource`."""

@@ -18,7 +18,14 @@ def _generator(seed: int, offset: int, device: torch.device | str) -> torch.Gene
             said("Seed {seed} cannot start the noise on {device}.", seed=seed, device=device),
             said("Choose one from 0 to {max_seed}.", max_seed=MAX_SEED - 1),
         )
-    return torch.Generator(device).manual_seed(seed + offset)
+    try:
+        generator = torch.Generator(device=device)
+    except RuntimeError as error:
+        raise RequestError(
+            said("The noise of this sampler is drawn on {device}, and the workers have no such device.", device=device),
+            "Run the workers on the kind of device that ComfyUI uses, or choose a sampler that adds no noise.",
+        ) from error
+    return generator.manual_seed(seed + offset)
 
 
 class NoiseSource:
@@ -37,7 +44,7 @@ class NoiseSource:
         scale: factor on every draw (the noise scale of ComfyUI's model sampling).
 
     Raises:
-        RequestError: a seed out of range.
+        RequestError: a seed out of range, or a device that is not there.
     """
 
     def __init__(self, seed: int, device: torch.device | str = "cpu", scale: float = 1.0):

@@ -8,6 +8,8 @@ from types import MappingProxyType
 
 import torch
 
+from ..errors import RequestError
+from ..said import said
 from . import rules
 from .noise import Noise
 from .prediction import FLOW, Prediction
@@ -104,3 +106,21 @@ SAMPLERS: Mapping[str, Sampler] = MappingProxyType(
     }
 )
 SUPPORTED = tuple(SAMPLERS)
+
+
+def find_sampler(name: str) -> Sampler:
+    """Return the sampler of that ComfyUI name.
+
+    Raises:
+        RequestError: the pool does not have it; per step it works all the same.
+    """
+    if name not in SAMPLERS:
+        raise RequestError(
+            said(
+                "Sampler {name} does not run in the workers, which have {supported}.",
+                name=repr(name),
+                supported=", ".join(SUPPORTED),
+            ),
+            "Choose one of these, or use KSampler: it runs every sampler per step.",
+        )
+    return SAMPLERS[name]

@@ -14,7 +14,7 @@ from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, Predict
 from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.prediction import FLOW
-from parallel_runtime.sampling.samplers import SAMPLERS, OnStep
+from parallel_runtime.sampling.samplers import OnStep, find_sampler
 from parallel_runtime.sampling.steps import Evaluation
 
 
@@ -31,7 +31,7 @@ class SampleSettings:
         noise_scale: factor on every noise (ComfyUI's ModelNoiseScale; 1 for nearly every model).
 
     Raises:
-        RequestError: a number that is not finite.
+        RequestError: a sampler that the pool does not have, or a number that is not finite.
     """
 
     sampler: str
@@ -42,6 +42,7 @@ class SampleSettings:
     noise_scale: float = 1.0
 
     def __post_init__(self) -> None:
+        find_sampler(self.sampler)
         for name in ("cfg", "multiplier", "noise_scale"):
             if not math.isfinite(getattr(self, name)):
                 raise RequestError(f"The {name} is {getattr(self, name)}.", "Give a finite number.")
@@ -108,7 +109,7 @@ def sample_latent(
         RequestError: inputs that do not fit together, or that hold NaN.
     """
     _check_inputs(sigmas, noise, latent_image, mask)
-    sampler = SAMPLERS[settings.sampler]
+    sampler = find_sampler(settings.sampler)
     sigmas, latent_image = sigmas.to(noise.device, torch.float32), latent_image.to(noise.device, torch.float32)
     start = noise.float() * settings.noise_scale
     inpaint = None

@@ -120,6 +120,7 @@ def test_what_a_part_lacks_is_refused_before_the_loop_starts(engine, without, ch
     [
         ({"branches": BRANCHES[:1]}, "CFG 3 needs a negative conditioning"),
         ({"sampler": "euler_ancestral", "seed": 2**64 - 1}, f"Seed {2**64 - 1}"),
+        ({"sampler": "ddpm", "noise_device": "xla"}, "drawn on xla, and the workers have no such device"),
     ],
 )
 def test_guidance_and_noise_that_cannot_be_are_refused_before_the_loop_starts(engine, changes, says):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.prediction import EPS, FLOW
-from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED
+from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, find_sampler
 from parallel_runtime.sampling.steps import Evaluation
 from tests.parallel_runtime.sample_latent import mask_noise
 
@@ -165,6 +165,15 @@ def test_what_on_step_raises_ends_the_run_before_the_next_evaluation():
     with pytest.raises(Cancelled):
         run("euler", denoise, gaussian(1, 1, 2, 2), FULL, stop)
     assert len(calls) == 2
+
+
+def test_an_unknown_sampler_is_refused_with_what_there_is():
+    with pytest.raises(RequestError) as refusal:
+        find_sampler("dpm_adaptive")
+    assert "'dpm_adaptive'" in str(refusal.value)
+    assert all(name in str(refusal.value) for name in SUPPORTED)
+    assert "per step" in refusal.value.fix
+    assert find_sampler("heun") is SAMPLERS["heun"]
 
 
 def test_the_table_of_samplers_cannot_be_changed():

@@ -10,8 +10,8 @@ import torch
 
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
 from parallel_runtime.sampling.noise import NoiseSource
-from parallel_runtime.sampling.prediction import PREDICTIONS
-from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED
+from parallel_runtime.sampling.prediction import find_prediction
+from parallel_runtime.sampling.samplers import SUPPORTED, find_sampler
 from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
 from tests.parallel_runtime.sample_latent import mask_noise
 
@@ -107,7 +107,7 @@ def latents(device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def our_run(name, sampling, sigmas, cfg, prediction, mask, noise, latent, on_step) -> torch.Tensor:
     """What nodes/pool_loop.py and the ranks make of a run together: start and end are scaled by ComfyUI, as there."""
-    sampler, kind = SAMPLERS[name], PREDICTIONS[prediction]
+    sampler, kind = find_sampler(name), find_prediction(prediction)
     inpaint = None
     if mask is not None:
         under = mask_noise(SEED, noise) if name == "ddim" else noise

@@ -10,7 +10,7 @@ import torch
 
 from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, combine_branches, needs_uncond
-from parallel_runtime.sampling.prediction import EPS, FLOW, V_PREDICTION
+from parallel_runtime.sampling.prediction import EPS, FLOW, V_PREDICTION, find_prediction
 from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED
 from parallel_runtime.sampling.steps import Evaluation
 from tests.parallel_runtime.sample_latent import SampleSettings, mask_noise, sample_latent, undo_scaling
@@ -92,6 +92,12 @@ def test_a_perfect_output_gives_back_the_latent_from_any_noise_level(prediction,
     assert torch.equal(timestep, torch.tensor([431.0, 431.0]))
     expected = x if prediction.is_flow else signal * latent + part * noise
     torch.testing.assert_close(model_input, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_an_unknown_prediction_is_refused_with_what_there_is():
+    assert find_prediction("eps") is EPS
+    with pytest.raises(RequestError, match="'edm'.*flow, eps, v_prediction"):
+        find_prediction("edm")
 
 
 def straight(x, timestep):
@@ -177,9 +183,9 @@ def test_settings_that_are_not_finite_are_refused(field):
         SampleSettings("euler", **values)
 
 
-def test_a_device_that_is_not_there_fails_only_samplers_that_draw_on_it():
+def test_a_device_that_is_not_there_is_refused_only_by_samplers_that_draw_on_it():
     inputs = sample_inputs()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RequestError, match="no such device"):
         sample_latent(SampleSettings("euler_ancestral", noise_device="xpu"), straight, **inputs)
     sample_latent(SampleSettings("euler", noise_device="xpu"), straight, **inputs)
 

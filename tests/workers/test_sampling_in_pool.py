@@ -13,8 +13,8 @@ from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.requests.requests import concat_name
 from parallel_runtime.sampling.denoiser import Denoiser
 from parallel_runtime.sampling.noise import NoiseSource
-from parallel_runtime.sampling.prediction import PREDICTIONS
-from parallel_runtime.sampling.samplers import SAMPLERS
+from parallel_runtime.sampling.prediction import find_prediction
+from parallel_runtime.sampling.samplers import find_sampler
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
@@ -67,8 +67,8 @@ def oracle(path, request: LoopRequest) -> torch.Tensor:
             outputs.append(FLUX.adapter.from_transformer(transformer(**arguments, return_dict=False)[0], seen))
         return outputs
 
-    prediction = PREDICTIONS[request.job.prediction]
-    return SAMPLERS[request.job.sampler](
+    prediction = find_prediction(request.job.prediction)
+    return find_sampler(request.job.sampler)(
         Denoiser(predict, prediction, request.tensors["timesteps"], request.job.cfg),
         request.x,
         request.tensors["sigmas"],
