@@ -80,21 +80,31 @@ class Rows:
         x = x.movedim(1, -1)  # as they lie in memory behind a norm of channels_last.py
         # The neighbour above wants the first rows, the one below the last.
         own = torch.cat((x.narrow(-3, 0, below), x.narrow(-3, x.shape[-3] - above, above)), -3).contiguous()
-        of_all = own.new_empty((len(self.shares), *own.shape))
-        self.vote()
-        # As bytes: gloo does not know all types.
-        sent, received = (each.view(torch.uint8).flatten() for each in (own, of_all))
-        work = dist.all_gather_into_tensor(received, sent, group=self.group, async_op=True)
+        of_all, arrived = self.exchange(own)
         rows = of_all.movedim(-1, 2)
 
         def wait() -> Border:
-            work.wait()
+            arrived()
             return (
                 None if self.first or not above else rows[self.rank - 1].narrow(-2, below, above),
                 None if self.last or not below else rows[self.rank + 1].narrow(-2, 0, below),
             )
 
         return wait
+
+    def exchange(self, own: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
+        """Begin to give every rank a tensor of each, of the same shape on all, contiguous.
+
+        Returns:
+            (ranks, *shape), and what waits until they are there.
+        """
+        if not self.shared:
+            return own.unsqueeze(0), lambda: None
+        of_all = own.new_empty((len(self.shares), *own.shape))
+        # As bytes: gloo does not know all types.
+        sent, received = (each.view(torch.uint8).flatten() for each in (own, of_all))
+        self.vote()
+        return of_all, dist.all_gather_into_tensor(received, sent, group=self.group, async_op=True).wait
 
     def gather(self, x: torch.Tensor, to: int | None = None) -> torch.Tensor | None:
         """All rows, on every rank or on one; None on the others."""

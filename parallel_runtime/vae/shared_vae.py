@@ -81,10 +81,10 @@ def run_half(
         PeerFailedError: another rank could not run its part.
     """
     tiled = find_tiled(vae, name)
-    if tiled is not None and ranks > 1:
+    if tiled is not None:
         with (
             failing_at_the_next_vote(None if tried else group) as vote,
-            shared_tiles(vae, tiled, ranks, rank, group, vote, now_and_then),
+            shared_tiles(vae, tiled, Rows(rank, (1,) * ranks, vote, group), now_and_then),
         ):
             done = _call(vae, name, x, None, options)
         return done if rank == 0 else None

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ..replaced import replaced
+from .rows import Rows
 
 
 @dataclass(frozen=True)
@@ -54,41 +54,31 @@ def cut(vae: Any, tiled: Tiled, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def shared_tiles(
-    vae: Any,
-    tiled: Tiled,
-    ranks: int,
-    rank: int,
-    group: dist.ProcessGroup | None,
-    vote: Callable[[], None],
-    now_and_then: Callable[[], None],
-) -> Iterator[None]:
-    """Inside, these ranks compute as many tiles each, and every one gets all: what the VAE does with them is theirs.
+def shared_tiles(vae: Any, tiled: Tiled, place: Rows, now_and_then: Callable[[], None]) -> Iterator[None]:
+    """Inside, ranks compute as many tiles each, and every one gets all: what the VAE does with them is its own.
 
     Args:
-        vote: before each exchange; raises where another rank failed, and would not come to it.
+        place: of this rank among them; each has a share of one.
         now_and_then: called by all ranks at the same places.
     """
+    ranks = len(place.shares)
     whole, compute = getattr(vae, tiled.whole), getattr(vae, tiled.tile)
 
     def run(x: torch.Tensor) -> torch.Tensor:
         tiles = cut(vae, tiled, x)
         own = []
         for turn in range(0, len(tiles), ranks):
-            own.append(compute(tiles[min(turn + rank, len(tiles) - 1)]))  # the last again: ranks have as many
+            own.append(compute(tiles[min(turn + place.rank, len(tiles) - 1)]))  # the last again: ranks have as many
             now_and_then()
-        mine = torch.stack(own)
-        of_all = mine.new_empty((ranks, *mine.shape))
-        sent, received = (each.view(torch.uint8).flatten() for each in (mine, of_all))  # gloo does not know all types
-        vote()
-        dist.all_gather_into_tensor(received, sent, group=group)
-        places = itertools.count()
+        of_all, arrived = place.exchange(torch.stack(own))
+        arrived()
+        numbers = itertools.count()
 
         def computed(tile: torch.Tensor) -> torch.Tensor:
-            place = next(places)
-            if tile.shape != tiles[place].shape or tile.storage_offset() != tiles[place].storage_offset():
+            number = next(numbers)
+            if tile.shape != tiles[number].shape or tile.storage_offset() != tiles[number].storage_offset():
                 raise NotImplementedError(f"{type(vae).__name__} cuts tiles in another order")
-            return of_all[place % ranks, place // ranks]
+            return of_all[number % ranks, number // ranks]
 
         with replaced(vae, tiled.tile, computed):
             return whole(x)
