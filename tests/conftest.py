@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from tests.comfyui_checkout import HOW
 from tests.order import longest_first
-from tests.tiers import mark_slow_cases
+from tests.tiers import mark_cases
 
 # A machine that does something else as well is no failure.
 settings.register_profile("any machine", deadline=None)
@@ -34,17 +34,15 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before the choice by marker
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
-    """Of a test with many cases, those that its mark does not name are slow; GPU tests are skipped without a GPU; those
-    that are skipped without a ComfyUI are host tests.
+    """Of a test with many cases, those that its marks do not name are slow or long; GPU tests are skipped without a
+    GPU; those that are skipped without a ComfyUI are host tests.
 
     What takes longest begins first.
     """
     for item in items:
         if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-        if item.get_closest_marker("long") is not None:
-            item.add_marker("slow")
         if any(mark.kwargs.get("reason") == HOW for mark in item.iter_markers("skipif")):
             item.add_marker("host")
-    mark_slow_cases(items, whole=not any("[" in asked for asked in config.args))
+    mark_cases(items, whole=not any("[" in asked for asked in config.args))
     items[:] = longest_first(items)

@@ -1,4 +1,4 @@
-"""What names tests names tests that there are: the mark of a tier's cases, the list of what begins first."""
+"""What names tests names tests that there are: the marks of a tier's cases, the list of what begins first."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.order import LONGEST, longest_first
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFTEST = """
-from tests.tiers import mark_slow_cases
+from tests.tiers import mark_cases
 
 def pytest_collection_modifyitems(items, config):
-    mark_slow_cases(items, whole=not any("[" in asked for asked in config.args))
+    mark_cases(items, whole=not any("[" in asked for asked in config.args))
 """
 TEST = """
 import pytest
 
-@pytest.mark.slow_but_for({mark!r})
+@pytest.mark.{tier}_but_for({named!r})
 @pytest.mark.parametrize("case", ["a", "b"])
 def test_case(case):
     pass
@@ -31,16 +31,19 @@ def test_case(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mark", "asked", "code", "says"),
+    ("tier", "named", "asked", "code", "says"),
     [
-        ("a", "test_it.py", 0, "1/2 tests collected"),
-        ("c", "test_it.py", 4, "slow_but_for names {'c'}, of ['a', 'b']"),
-        ("a", "test_it.py::test_case[b]", 5, "no tests collected (1 deselected)"),  # says nothing of the other case
+        ("slow", "a", "test_it.py", 0, "1/2 tests collected"),
+        ("long", "a", "test_it.py", 0, "1/2 tests collected"),
+        ("slow", "c", "test_it.py", 4, "slow_but_for names {'c'}, of ['a', 'b']"),
+        ("slow", "a", "test_it.py::test_case[b]", 5, "no tests collected (1 deselected)"),  # silent of the other case
     ],
 )
-def test_a_mistyped_case_is_an_error(tmp_path, mark, asked, code, says):
+def test_a_case_is_in_the_tier_that_its_mark_says_and_a_mistyped_one_is_an_error(
+    tmp_path, tier, named, asked, code, says
+):
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_it.py").write_text(TEST.format(mark=mark))
+    (tmp_path / "test_it.py").write_text(TEST.format(tier=tier, named=named))
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,5 @@
-"""Which cases of a parametrised test are slow: those that its mark `slow_but_for` does not name."""
+"""Which cases of a parametrised test are slow: those that its mark `slow_but_for` does not name. Long: likewise, those
+that `long_but_for` does not name."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 
-def mark_slow_cases(items: Iterable[pytest.Item], *, whole: bool = True) -> None:
+def mark_cases(items: Iterable[pytest.Item], *, whole: bool = True) -> None:
     """Mark them.
 
     Args:
@@ -18,17 +19,20 @@ def mark_slow_cases(items: Iterable[pytest.Item], *, whole: bool = True) -> None
         pytest.UsageError: a mark names a case that its test does not have.
     """
     cases: dict[str, set[str]] = defaultdict(set)
-    named: dict[str, set[str]] = {}
+    named: dict[tuple[str, str], set[str]] = {}
     for item in items:
-        mark = item.get_closest_marker("slow_but_for")
-        if mark is None:
-            continue
         test, _, case = item.nodeid.partition("[")
         case = case[:-1]
-        cases[test].add(case)
-        named[test] = set(mark.args)
-        if case not in mark.args:
+        for tier in ("slow", "long"):
+            mark = item.get_closest_marker(f"{tier}_but_for")
+            if mark is None:
+                continue
+            cases[test].add(case)
+            named[test, tier] = set(mark.args)
+            if case not in mark.args:
+                item.add_marker(tier)
+        if item.get_closest_marker("long") is not None:
             item.add_marker("slow")
-    for test, names in named.items():
+    for (test, tier), names in named.items():
         if whole and not names <= cases[test]:
-            raise pytest.UsageError(f"{test}: slow_but_for names {names - cases[test]}, of {sorted(cases[test])}.")
+            raise pytest.UsageError(f"{test}: {tier}_but_for names {names - cases[test]}, of {sorted(cases[test])}.")
