@@ -17,23 +17,20 @@ RESULTS = Path(__file__).parent / "results" / "works_with.json"
 MEASURED = RESULTS.with_suffix(".md")
 _HEAD = """# Works with
 
-<!-- Made by `python -m benchmarks.works_with` of its own table, of nodes/model_nodes.py and of what
-benchmarks/node_distances.py measured; tests/nodes/test_model_nodes.py holds the tables against the ComfyUI that is
-present, and tests/host/test_model_nodes.py runs nodes beside Load Diffusion Model. -->
+<!-- Made by `python -m benchmarks.works_with`; tests/nodes/test_model_nodes.py holds it against the ComfyUI that is
+present. -->
 
-What ComfyUI's nodes that take a MODEL do with the one of Parallel Loader. ComfyUI's own
-network runs every file. What is refused stops with a message that names the node; Load Diffusion Model still does what
-it did.
+What ComfyUI's nodes that take a MODEL do with the one of Parallel Loader. What is refused stops with a message that
+names the node; Load Diffusion Model still does what it did.
 
 ControlNets (Load ControlNet Model, Apply ControlNet) run in ComfyUI's process as always, and their residuals travel to
-the ranks with each step. One that is made of the model's weights (ControlLoRA, Stability's of SD3.5) gets
-those of the file, and one that runs layers of the model (Qwen-Image Fun) runs them with those: ComfyUI's process reads
-the file for that once. A LoRA on the model is in these weights, as it is in ComfyUI's own.
+the ranks with each step. One that is made of the model's weights (ControlLoRA, Stability's of SD3.5), or that runs
+layers of the model (Qwen-Image Fun), has those of the file, which ComfyUI's process reads for that once. A LoRA on the
+model is in these weights, as it is in ComfyUI's own.
 
 Nodes of other packs: what they put around the network's call (a function wrapper, wrappers of a run or of a call, CFG
 functions) runs in ComfyUI's process, as for any MODEL, so a cache that leaves out whole calls works. One that puts
-another forward into the network while it is called, as TeaCache does, would change nothing in the ranks: it is refused
-by what it replaced (tests/host/test_graph_stays_a_graph.py).
+another forward into the network while it is called, as TeaCache does, is refused by what it replaced.
 """
 
 _MEASURED = """# Nodes that take a MODEL, measured
