@@ -2,7 +2,16 @@
 
     python -m benchmarks.pipefusion_quality --out benchmarks/results          # ten minutes of one CPU core
     python -m benchmarks.pipefusion_quality --checkpoint flux1-dev.safetensors --prompt prompt.safetensors \
-        --vae FOLDER --size 1024 --device cuda --dtype bfloat16 --out DIR           # docs/pipefusion.md says how
+        --vae FOLDER --size 1024 --device cuda --dtype bfloat16 --out DIR
+
+One GPU does. FOLDER is `FLUX.1-dev/vae` of diffusers' download, which also makes the prompt:
+
+    pipeline = diffusers.FluxPipeline.from_pretrained(
+        "FLUX.1-dev", transformer=None, vae=None, torch_dtype=torch.bfloat16
+    )
+    context, y, _ = pipeline.encode_prompt("a lighthouse in the rain", None)
+    tensors = {"context": context, "y": y, "guidance": torch.tensor([3.5])}
+    safetensors.torch.save_file(tensors, "prompt.safetensors")
 
 All blocks run as one stage in one process: the number of stages does not change the numbers
 (tests/parallel_runtime/test_pipefusion.py), nor does an exact split of the tokens, so neither is a column. Needs

@@ -33,15 +33,9 @@ alone."""
 
 _FORMATS = """## Formats
 
-| Weights | Network |
-|---|---|
-| plain bf16, fp16, fp32 | ComfyUI's |
-| fp8 as it is, scaled fp8 (old and current keys), mixed fp8 | ComfyUI's, in the format of the file |
-| int8 by tensor, also rotated (`convrot`) | ComfyUI's, in the format of the file |
-| nvfp4, mxfp8 | ComfyUI's, in the format of the file |
-| int4 weights (`convrot_w4a4`, `asym_w4a8_int8`) | ComfyUI's, in the format of the file |
-| a diffusers folder | diffusers' |
-| GGUF, where the pack ComfyUI-GGUF is installed | ComfyUI's, with that pack's reader and operations, compiled |"""
+ComfyUI's own networks run in the format of the file: bf16, fp16, fp32; fp8 as it is, scaled (old and current keys) and
+mixed; int8 by tensor, also rotated (`convrot`); nvfp4, mxfp8; int4 weights (`convrot_w4a4`, `asym_w4a8_int8`); GGUF by
+the reader and operations of the pack ComfyUI-GGUF, compiled. Diffusers' run folders in bf16, fp16 and fp32."""
 
 
 def write_families() -> str:
