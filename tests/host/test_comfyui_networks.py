@@ -82,6 +82,7 @@ def test_what_the_network_itself_does_not_take_costs_the_prompt_and_not_the_pool
     assert pool_pids(host) == processes
 
 
+@pytest.mark.long_but_for("nvfp4", "int8_rotated")
 @pytest.mark.slow_but_for("scaled_fp8")
 @pytest.mark.parametrize("name", FORMATS)
 def test_files_stay_in_their_format_and_give_comfyuis_latent(host, formats, name):
@@ -91,6 +92,7 @@ def test_files_stay_in_their_format_and_give_comfyuis_latent(host, formats, name
     compare(host, workflow, workflow.on("cpu:2"), ROUNDED.get(name, TOLERANCE))
 
 
+@pytest.mark.long_but_for("int8_rotated")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROUNDED)
 def test_one_rank_rounds_an_int8_file_as_comfyui_does(host, formats, name):
@@ -137,6 +139,7 @@ def test_a_checkpoints_model_runs_in_the_pool_beside_comfyuis_clip_and_vae(host)
     assert (latent - wanted).abs().max() < TOLERANCE * wanted.abs().max()
 
 
+@pytest.mark.long_but_for("fp8_e4m3fn")
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"])
 def test_a_plain_file_is_cast_to_float8_as_load_diffusion_model_does(host, dtype):

@@ -163,6 +163,7 @@ def unet(host):
         made.unlink()
 
 
+@pytest.mark.long_but_for("unet.safetensors")
 @pytest.mark.slow
 @pytest.mark.parametrize("net", [ORDINARY, LORA])
 def test_a_controlnet_of_a_unet_and_one_of_the_models_own_weights(unet, net):

@@ -79,6 +79,14 @@ def impatient(host, tmp_path_factory) -> Iterator[ComfyHost]:
     comfy.stop()
 
 
+@pytest.mark.long_but_for(
+    "KSampler-a rank is killed",
+    "KSampler-a rank hangs",
+    "KSampler-cancel",
+    "KSampler-NaN",
+    "SamplerCustomAdvanced-a rank is killed",
+    "SamplerCustomAdvanced-cancel",
+)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("by", NODES)
 def test_a_fault_in_a_loop_costs_its_prompt_and_the_next_one_is_right(impatient, by, fault):

@@ -40,6 +40,7 @@ def assert_same(ours: torch.Tensor, wanted: torch.Tensor) -> None:
     assert (ours - wanted).abs().max() < TOLERANCE * wanted.abs().max()
 
 
+@pytest.mark.long_but_for("Q4_0", "BF16")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GGUF_TYPES)
 def test_a_gguf_file_gives_what_the_packs_own_loader_gives(host, files, name):
@@ -50,6 +51,7 @@ def test_a_gguf_file_gives_what_the_packs_own_loader_gives(host, files, name):
         assert_same(host.latent(run, SAVE), wanted)
 
 
+@pytest.mark.long_but_for("Q8_0")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Q8_0", "F16"])
 def test_a_lora_comes_and_goes_beside_quantised_weights(host, files, name):

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.host
 
 TOLERANCE = 1e-4
 """Of the latent's scale."""
-IN_CI = ("scaled_fp8", "int8_rotated", "nvfp4")
-"""Formats whose patched weights CI looks at; two more are in test_lora_combined.py."""
 
 WIDTH = 512
 LAYERS: dict[str, tuple[Layers, Layers]] = {
@@ -95,6 +93,7 @@ NETWORKS = {"diffusers": FOLDER, "ComfyUI": MODEL}
 """Each runs what it reads of one model."""
 
 
+@pytest.mark.long_but_for("ComfyUI-lokr", "ComfyUI-diff", "ComfyUI-dora", "ComfyUI-set", "diffusers-lora")
 @pytest.mark.slow_but_for("ComfyUI-lokr")
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("network", NETWORKS)
@@ -113,6 +112,7 @@ def run_anew(host, workflow: Workflow, *loras: Lora) -> torch.Tensor:
     return host.latent(run, SAVE)
 
 
+@pytest.mark.long_but_for("ComfyUI")
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_strengths_change_files_stack_and_what_is_removed_leaves_nothing(host, network):
@@ -147,6 +147,7 @@ PLANS = {
 }
 
 
+@pytest.mark.long_but_for("three ranks", "stages")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_every_plan_has_the_patched_weights(host, name):
@@ -159,6 +160,7 @@ def test_every_plan_has_the_patched_weights(host, name):
 BYPASSED = ("lora", "loha", "lokr", "boft", "diff")
 
 
+@pytest.mark.long_but_for("ComfyUI-lora", "diffusers-diff")
 @pytest.mark.slow
 @pytest.mark.parametrize("file", BYPASSED)
 @pytest.mark.parametrize("network", NETWORKS)
@@ -169,6 +171,7 @@ def test_a_bypass_lora_acts_beside_its_layers(host, network, file):
     assert_same(run_anew(host, parallel), latent(host, BASE))
 
 
+@pytest.mark.long_but_for("ComfyUI")
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_bypass_that_fails_in_comfyui_is_refused_by_name_and_the_pool_lives(host, network):
@@ -182,10 +185,9 @@ def test_a_bypass_that_fails_in_comfyui_is_refused_by_name_and_the_pool_lives(ho
     assert pool_pids(host) == processes
 
 
+@pytest.mark.long_but_for("scaled_fp8", "nvfp4")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in FORMATS]
-)
+@pytest.mark.parametrize("name", FORMATS)
 def test_quantised_weights_are_patched_as_comfyui_does(host, formats, name):
     if name not in formats:
         pytest.skip(f"{name_version(host.host.path)} has no {name}")
@@ -218,6 +220,7 @@ def with_hooks(prompt: Prompt) -> Prompt:
     return prompt
 
 
+@pytest.mark.long_but_for("ComfyUI")
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_hooks_give_each_prompt_its_weights_on_their_schedule(host, network):
@@ -262,6 +265,7 @@ def test_an_adapter_that_no_rank_has_is_refused_at_its_node(host):
     assert "OwnAdapter" in run.error["exception_message"]
 
 
+@pytest.mark.long_but_for("ComfyUI")
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_another_model_as_a_lora_of_one_prompt(host, network):

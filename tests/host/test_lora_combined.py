@@ -112,6 +112,7 @@ def test_a_lora_on_ours_is_in_what_is_saved_and_in_what_is_merged(host):  # noqa
     assert not torch.equal(native[f"model.diffusion_model.{key}"], plain[key])
 
 
+@pytest.mark.long_but_for("ComfyUI")
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_bypass_lora_beside_plain_ones_on_three_ranks(host, network):  # noqa: F811

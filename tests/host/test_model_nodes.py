@@ -102,7 +102,7 @@ def test_a_node_gives_the_latent_that_it_gives_with_comfyuis_own_loader(host, wr
     wanted = host.latent(host.run(with_node(graph_of(family, workflow), kind, inputs)), SAVE)
     scale = wanted.abs().max()
     assert (wanted - plain).abs().max() > 100 * TOLERANCE * scale  # or else a node without effect would not show
-    for devices in ("cpu:1", "cpu:2", "cpu:3"):
+    for devices in ("cpu:1", "cpu:3"):
         run = host.run(with_node(graph_of(family, workflow.on(devices)), kind, inputs))
         assert run.error is None, run.error["exception_message"]
         assert (host.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * scale, devices

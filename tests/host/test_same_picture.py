@@ -79,6 +79,17 @@ def compare(host, workflow: Workflow, parallel: Workflow) -> list[tuple[str, str
     return ours.texts
 
 
+@pytest.mark.long_but_for(
+    "euler, cfg, unequal prompts",
+    "euler_ancestral, beta, cfg",
+    "odd sizes, batch of three",
+    "denoise 0.6 on a picture",
+    "noise mask",
+    "SamplerCustomAdvanced",
+    "KSampler Advanced",
+    "a reference latent",
+    "extra input channels",
+)
 @pytest.mark.slow_but_for("euler, cfg, unequal prompts")
 @pytest.mark.parametrize("name", BY_KSAMPLER)
 def test_comfyuis_nodes_give_the_same_latent_over_two_ranks_by_a_loop_in_the_pool(host, name):
@@ -86,6 +97,16 @@ def test_comfyuis_nodes_give_the_same_latent_over_two_ranks_by_a_loop_in_the_poo
     assert host.last_run()["loop"] == "pool", host.last_run()["why"]
 
 
+@pytest.mark.long_but_for(
+    "dpmpp_2m, beta, cfg 4",
+    "euler_ancestral, simple, cfg 1",
+    "uni_pc, beta, cfg 4",
+    "batch, ancestral",
+    "two pictures of a batch of three",
+    "noise mask of ddim",
+    "odd sizes",
+    "nothing to denoise",
+)
 @pytest.mark.slow_but_for("dpmpp_2m, beta, cfg 4")
 @pytest.mark.parametrize("name", IN_POOL)
 def test_the_loop_in_the_pool_gives_ksamplers_latent(host, name):
@@ -102,6 +123,7 @@ def test_what_the_pool_does_not_know_runs_per_step_and_the_node_names_it(host, r
     assert any(node == "sampler" and reason in text for node, text in texts), texts
 
 
+@pytest.mark.long_but_for("ParallelSampler")
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
 def test_one_rank_gives_the_same_latent(host, sampler_node):
@@ -109,6 +131,7 @@ def test_one_rank_gives_the_same_latent(host, sampler_node):
     compare(host, workflow, workflow.on("cpu:1", sampler_node))
 
 
+@pytest.mark.long_but_for("KSampler-dpmpp_2m-False-tiny.safetensors", "ParallelSampler-dpm_2-True-tiny-pipeline/")
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [MODEL, FOLDER])
 @pytest.mark.parametrize(
@@ -138,6 +161,7 @@ def test_stale_keys_change_the_picture_a_little_and_the_next_picture_comes(host)
     compare(host, workflow, workflow.on("cpu:2", "ParallelSampler"))
 
 
+@pytest.mark.long_but_for("prefixed.safetensors")
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [FOLDER, "diffusers.safetensors", "prefixed.safetensors"])
 def test_every_layout_of_the_same_weights_gives_the_same_latent(host, model):

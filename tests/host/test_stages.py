@@ -37,6 +37,7 @@ _CASES = {
 }
 
 
+@pytest.mark.long_but_for("KSampler", "CFGGuider")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", _CASES)
 def test_a_run_over_two_stages_gives_the_emulated_schedules_latent(host, monkeypatch, case):
@@ -65,6 +66,7 @@ def test_a_run_over_two_stages_gives_the_emulated_schedules_latent(host, monkeyp
     assert (found - expected).abs().max() < 2e-5 * expected.abs().max()
 
 
+@pytest.mark.long_but_for("stages1")
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [None, (2, 3, 1)])
 def test_a_guider_of_two_models_goes_step_by_step_and_says_why(host, stages):

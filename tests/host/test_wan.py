@@ -15,6 +15,7 @@ from .workflow import SAVE, Prompt, Workflow, link, node, sampled_in_pool
 
 pytestmark = pytest.mark.host
 
+SAMPLER_NODES = ["KSampler", pytest.param("ParallelSampler", marks=pytest.mark.long)]
 TOLERANCE = 1e-4
 """Of the latent's scale, which the random weights make ten times as large as real ones do."""
 TEXT, IMAGE, LARGE_VAE = "wan-text.safetensors", "wan-image.safetensors", "wan-5b.safetensors"
@@ -79,7 +80,7 @@ def video(workflow: Workflow) -> Prompt:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
+@pytest.mark.parametrize("sampler_node", SAMPLER_NODES)
 @pytest.mark.parametrize("name", VIDEOS)
 def test_a_video_latent_is_the_same_per_step_and_in_the_pool(wan, name, sampler_node):
     workflow = VIDEOS[name]
@@ -103,7 +104,7 @@ def with_values(graph: Prompt, values: dict) -> Prompt:
 
 @pytest.mark.slow_but_for("KSampler-2.2 5B from an image: a noise mask, and a timestep per frame")
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
+@pytest.mark.parametrize("sampler_node", SAMPLER_NODES)
 def test_what_diffusers_wan_does_not_take_is_the_same_through_comfyuis_network(wan, name, sampler_node):
     workflow, values, _ = OTHERS[name]
     ours = wan.run(with_values(video(workflow.on("cpu:2", sampler_node)), values))

@@ -75,6 +75,7 @@ def test_flux_under_both_samplers_with_a_lora_too(without):
     compare(without, with_lora(workflow.prompt()), with_lora(workflow.on("cpu:2").prompt()))
 
 
+@pytest.mark.long
 def test_a_family_that_comfyui_alone_has(without):
     assert write_small_files(without, without.base / "models" / "diffusion_models", ["krea-2"]) == {}
     workflow = Workflow(cfg=4.0, steps=2, model="krea-2.safetensors")
@@ -82,6 +83,7 @@ def test_a_family_that_comfyui_alone_has(without):
     compare(without, family.graph(workflow), family.graph(workflow.on("cpu:2")))
 
 
+@pytest.mark.long
 def test_a_checkpoint(without):
     folder = without.base / "models" / "checkpoints"
     folder.mkdir(exist_ok=True)

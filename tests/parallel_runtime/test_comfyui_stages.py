@@ -43,6 +43,7 @@ DEEP = ["flux", "flux2", "chroma", "z-image", "auraflow", "hunyuan video", "huny
 """Those that have blocks for three stages."""
 
 
+@pytest.mark.long_but_for("3-3")
 @pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "stages"), [(2, 2), (3, 3), (4, 2)])
 def test_every_patch_has_the_whole_forwards_rows(world_size: int, stages: int) -> None:
@@ -61,6 +62,7 @@ def test_tokens_keep_their_type_from_stage_to_stage() -> None:
     assert all(max(found[name]) < 1e-2 for name in names), found
 
 
+@pytest.mark.long_but_for("3")
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", CASES)
 def test_stages_of_comfyuis_flux_equal_the_emulated_schedule(world_size: int, monkeypatch: Any) -> None:

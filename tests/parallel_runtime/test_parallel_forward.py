@@ -65,6 +65,7 @@ def run_batch_split(transformer: ParallelTransformer, given: list[Any]) -> torch
     return gather_batch(rows, batch, transformer.mesh)
 
 
+@pytest.mark.long_but_for("4")
 @pytest.mark.slow_but_for("2")  # three and four ranks are in the first tier as a family's: test_family_forward.py
 @pytest.mark.parametrize(
     ("world_size", "heads", "plans"),
@@ -117,7 +118,7 @@ def run_compiled(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str
     return results
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_blocks_give_the_same_result_and_new_sizes_soon_need_no_new_graph():
     learnt = [EVEN[0], [[4, 4], 6, 1], [[5, 5], 8, 1]]  # a size, another, and one that does not divide
     more = [[[6, 6], 20, 1], [[5, 7], 10, 1], [[7, 7], 14, 1], [[9, 5], 4, 1], [[2, 6], 16, 1]]

@@ -127,6 +127,7 @@ def compare(world_size: int, cases: list[dict[str, Any]], monkeypatch: Any) -> N
         assert relative_error(found[each["name"]], expected) < limit, each
 
 
+@pytest.mark.long_but_for("2")
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_family_is_cut_by_its_data_alone(world_size):

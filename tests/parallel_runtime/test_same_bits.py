@@ -31,7 +31,7 @@ def test_a_rank_on_a_cpu_gives_the_bits_of_comfyuis_own_loader(tmp_path):
     assert sum(count for count, _ in other["FLUX.1"]) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quantised_files_on_a_cpu(tmp_path):
     names = ["FLUX.1 int8 rotated", "FLUX.1 scaled fp8", "Qwen-Image fp8"]
     found = same_on_a_cpu(tmp_path, names=names)

@@ -92,7 +92,7 @@ def test_cfg_2_and_data_2_give_the_one_process_result_on_every_rank():
                     assert relative_error(result[f"{number} {name} {position}"], expected) < 1e-5, (plan, name)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_transformer_blocks_without_graph_breaks_give_the_same_result():
     from torch._dynamo.utils import counters
 

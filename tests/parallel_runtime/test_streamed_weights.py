@@ -37,6 +37,7 @@ def files(tmp_path_factory) -> list[str]:
     return [str(write_diffusers_folder(folder / f"{seed}", CONFIG, seed=seed)) for seed in (1, 2)]
 
 
+@pytest.mark.long_but_for("3")
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_shares_give_what_whole_weights_give(ranks, files, tmp_path):

@@ -132,6 +132,7 @@ def test_a_rank_that_fails_is_named_with_how_and_where(traces, monkeypatch, faul
     assert traces.left() == []
 
 
+@pytest.mark.long_but_for("stop")
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hang", "stop"])
 def test_ranks_that_hang_are_ended_in_time_and_the_report_says_where_each_was(traces, monkeypatch, fault):

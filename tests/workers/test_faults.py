@@ -105,6 +105,7 @@ def test_an_error_of_all_ranks_alike_in_a_job_costs_the_job_only(faulty_pool, fa
     assert pool.client.status().pids == before
 
 
+@pytest.mark.long_but_for("exit 0 1")
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["raise 1 1", "exit 0 1"])
 def test_a_job_that_follows_at_once_is_not_given_to_the_dying_pool(faulty_pool, fault):
@@ -208,6 +209,7 @@ def test_a_request_that_comes_before_anybody_knows_that_the_pool_is_lost_goes_to
     pool.remember()
 
 
+@pytest.mark.long_but_for("sample")
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["sample", slow("forward"), slow("load")])
 def test_a_job_that_a_dying_rank_never_read_goes_to_a_fresh_pool(faulty_pool, job):

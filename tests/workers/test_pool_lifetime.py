@@ -53,6 +53,7 @@ def test_ranks_that_cannot_start_say_why_in_the_log_that_the_error_names(monkeyp
         client.close()
 
 
+@pytest.mark.long_but_for("0.5")
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.5, 6.0])
 def test_a_rank_killed_while_the_pool_starts_is_noticed_at_once(monkeypatch, tmp_path, delay):
@@ -183,6 +184,7 @@ def test_the_folder_of_a_living_pool_stays_and_that_of_a_killed_one_goes(faulty_
     assert other.pool.directory.exists()
 
 
+@pytest.mark.long_but_for("1")
 @pytest.mark.slow
 @pytest.mark.parametrize("forked", [0, 1])
 def test_a_client_killed_in_the_middle_of_a_step_takes_the_pool_with_it(tmp_path, forked):

@@ -76,6 +76,7 @@ def test_pools_of_other_devices_compute_side_by_side_and_one_takes_the_others_pl
     assert both.status().pids == running
 
 
+@pytest.mark.long_but_for("1-0.02")
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "pause"), [(0, 0.0), (1, 0.02)])
 def test_a_pool_whose_rank_died_idle_costs_the_next_prompt_on_other_devices_a_start_and_nothing_else(

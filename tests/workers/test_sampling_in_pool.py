@@ -87,6 +87,7 @@ def assert_same(ours: torch.Tensor, wanted: torch.Tensor) -> None:
     assert (ours - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.long_but_for("uni_pc-v_prediction")
 @pytest.mark.slow  # in one process in the first tier: test_sampling_against_comfyui.py, and in a pool test_pool.py
 @pytest.mark.parametrize(
     ("sampler", "prediction"), [("euler_ancestral", "eps"), ("uni_pc", "v_prediction"), ("ddpm", "eps")]
@@ -108,6 +109,7 @@ def test_fixed_channels_of_each_branch_reach_the_transformer_at_every_step(clien
     assert_same(sampled(client, path, request), oracle(path, request))
 
 
+@pytest.mark.long_but_for("3.0")
 @pytest.mark.slow
 @pytest.mark.parametrize("cfg", [1.0, 3.0])
 def test_a_batch_over_the_data_axis_keeps_the_noise_of_each_picture(client, tmp_path, cfg):

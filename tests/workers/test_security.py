@@ -115,6 +115,7 @@ def test_no_bytes_on_the_ranks_socket_disturb_the_pool(faulty_pool):
     pool.check_works()
 
 
+@pytest.mark.long_but_for("garbage that is long enough to be a prefix")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "data",

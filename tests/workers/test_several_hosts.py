@@ -208,7 +208,7 @@ def listening(process: Process) -> set[tuple[str, int]]:
     return {(address, port) for address, port in found if not address.startswith("127.")}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_hosts_sample_together_one_pool_after_the_other(hosts):
     client, join = hosts
     other = join()
@@ -239,6 +239,7 @@ def test_two_hosts_give_the_picture_of_one(machines, tmp_path):
     assert float(client.expect("difference").split()[1]) < 1e-5
 
 
+@pytest.mark.long_but_for("killed")
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "unplugged"])
 def test_a_host_that_drops_off_is_one_clean_error_and_the_next_job_finds_it_again(hosts, cable, how):
@@ -280,7 +281,7 @@ def test_a_fault_on_the_other_host_is_told_by_its_rank_and_a_refusal_costs_the_j
     assert "Worker 1 failed with RuntimeError: planted fault" in client.expect("error")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_host_that_brings_another_number_of_ranks_is_named(hosts):
     client, join = hosts
     join(2)

@@ -226,6 +226,7 @@ while True:
 """
 
 
+@pytest.mark.long_but_for("running", "loading")
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["starting", "idle", "loading", "running"])
 def test_ctrl_c_ends_the_client_and_its_pool_in_every_state(tmp_path, state):

@@ -250,6 +250,7 @@ def test_a_call_that_fails_before_it_ends_leaves_nothing_with_the_ranks():
     assert second.kept == (second.conditioning.id,)
 
 
+@pytest.mark.long_but_for("1-planted fault-1", "2-ended in the middle of a job-0")
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("number", "says"), [(1, "planted fault"), (2, "ended in the middle of a job")])
