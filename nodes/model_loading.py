@@ -131,7 +131,7 @@ def _make_model(
 
     from .comfyui_code import comfyui_code
     from .pool_loop import add_loop
-    from .remote_model import build_model, choose_types, draw_blueprint
+    from .remote_model import build_model, choose_types, recognise
     from .remote_transformer import RemoteTransformer
 
     if path.exists() and not any(pool.pool is not None for pool in known_pools()):
@@ -139,15 +139,14 @@ def _make_model(
         with contextlib.suppress(ParallelError):
             get_pool(config).begin()
     opened, why = choose_network(path, weight_dtype)
-    blueprint = draw_blueprint(opened)
-    weights, cast = choose_types(blueprint, weight_dtype)
-    plain = None if blueprint.stored_dtype is None else weights
-    pack = getattr(opened, "pack", None)
-    gguf = pack.folder if pack is not None else ""
-    code = comfyui_code(plain, weight_dtype == FAST_FLOAT8, gguf) if blueprint.own_network else None
+    file = recognise(opened)
+    weights, cast = choose_types(file, weight_dtype)
+    plain = None if file.stored is None else weights
+    gguf = file.pack.folder if file.pack is not None else ""
+    code = comfyui_code(plain, weight_dtype == FAST_FLOAT8, gguf) if not file.path.is_dir() else None
     dtype = str(cast or weights).removeprefix("torch.")
-    request = ModelRequest(str(path), dtype, config, opened.identity, code, size)
+    request = ModelRequest(str(path), dtype, config, file.identity, code, size)
     remote = RemoteTransformer(request, notices=notices_on_running_node(path.name), show_on_loader=show_plan)
-    model = build_model(blueprint, weights, cast, remote)
+    model = build_model(file, weights, cast, remote)
     add_loop(model)
     return model, why

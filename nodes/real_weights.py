@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
 import comfy.ops
@@ -16,27 +16,12 @@ import torch
 
 from parallel_runtime.errors import RequestError
 from parallel_runtime.patching.comfyui_patches import Computing
-from parallel_runtime.patching.patch_data import WeightPatches
 from parallel_runtime.said import said
 
 from .model_files import is_gguf
 
-
-def load_here(path: str, dtype: torch.dtype | None) -> Any:
-    """What Load Diffusion Model makes of the file, in ComfyUI's process and memory.
-
-    Args:
-        dtype: of plain weights; None where the file says it itself.
-
-    Raises:
-        RequestError: it is a folder of diffusers', which ComfyUI does not read, or a GGUF file.
-    """
-    if Path(path).is_dir() or is_gguf(Path(path)):
-        raise RequestError(
-            said("{path} is no .safetensors file: no node can take weights out of it.", path=path),
-            "Choose a .safetensors file in Parallel Loader.",
-        )
-    return comfy.sd.load_diffusion_model(path, model_options={} if dtype is None else {"dtype": dtype})
+if TYPE_CHECKING:
+    from .remote_transformer import RemoteTransformer
 
 
 @dataclass(frozen=True)
@@ -44,18 +29,26 @@ class Source:
     """Where the weights of a network that is elsewhere come from.
 
     Args:
-        path: the file now.
+        remote: the network: its file, and what a LoRA changes of it now.
         dtype: of plain weights; None where the file says it itself.
-        patches: what a LoRA changes of them now.
     """
 
-    path: Callable[[], str]
+    remote: RemoteTransformer
     dtype: torch.dtype | None
-    patches: Callable[[], WeightPatches]
 
     def load(self) -> Any:
-        """A MODEL of ComfyUI's own, as the file has it."""
-        return load_here(self.path(), self.dtype)
+        """What Load Diffusion Model makes of the file, in ComfyUI's process and memory.
+
+        Raises:
+            RequestError: it is a folder of diffusers', which ComfyUI does not read, or a GGUF file.
+        """
+        path = self.remote.model.path
+        if Path(path).is_dir() or is_gguf(Path(path)):
+            raise RequestError(
+                said("{path} is no .safetensors file: no node can take weights out of it.", path=path),
+                "Choose a .safetensors file in Parallel Loader.",
+            )
+        return comfy.sd.load_diffusion_model(path, model_options={} if self.dtype is None else {"dtype": self.dtype})
 
     def load_with(self, patches: Mapping[Any, Any], patches_uuid: Any) -> Any:
         """A MODEL of ComfyUI's own on its device, with the weight patches of ours in it."""
@@ -72,7 +65,7 @@ class Source:
             name: the part's path; "" for the whole network.
             bypass: also what a bypass LoRA gives beside a layer, which counts where the layer is run.
         """
-        wanted = self.patches()
+        wanted = self.remote.patches
         changed = {*wanted.patches.weights, *wanted.hooks.weights}
         computing = Computing(comfy.model_management.get_torch_device(), wanted.patches, wanted.hooks)
         for path, module in part.named_modules():
@@ -133,7 +126,7 @@ class LayersHere:
             network = self._source.load().model.diffusion_model
             device = comfy.model_management.get_torch_device()
             self._read = {each: network.get_submodule(each).to(device) for each in self._names}
-        wanted = self._source.patches().names
+        wanted = self._source.remote.patches.names
         if self._patched is None or self._patched[0] != wanted:
             changed = {each: self._source.patch(deepcopy(part), each, bypass=True) for each, part in self._read.items()}
             self._patched = wanted, changed

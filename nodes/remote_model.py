@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import comfy.model_detection
@@ -21,7 +20,7 @@ import torch
 
 from parallel_runtime.errors import RequestError, UnsupportedModelError
 from parallel_runtime.loading.host_file import HostFile, comfyuis_reason
-from parallel_runtime.loading.host_model import build_model as build_host_model
+from parallel_runtime.loading.reading import STORED
 from parallel_runtime.networks.comfyui.seam import RUN_SIGMAS, reads_sigmas, seam_of, tabulate
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.networks.tables.comfyui import find_network
@@ -48,75 +47,48 @@ FLOAT8 = {
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _UNANSWERED = ("preprocess_prefix",)
 """Methods of ComfyUI's networks that its models call before a run, for more than one tensor (SenseNova U1.5)."""
-_STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
 
-@dataclass(frozen=True)
-class Blueprint:
-    """ComfyUI's reading of a checkpoint.
-
-    Args:
-        build: makes ComfyUI's model of `model_config`, whose network has no weights.
-        stored_dtype: of most weights; None where they are quantised.
-        own_network: ComfyUI's own network runs it, in the types of the file; else diffusers' does.
-    """
-
-    model_config: Any
-    build: Callable[[], Any]
-    parameters: int
-    stored_dtype: torch.dtype | None
-    own_network: bool
-
-
-def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
-    """Let ComfyUI recognise a checkpoint by its header.
+def recognise(opened: Checkpoint | HostFile) -> HostFile:
+    """What ComfyUI makes of a model by its header; a folder of diffusers' is described as a file of ComfyUI's would be.
 
     Raises:
         CheckpointError: its header asks for what no model has.
         UnsupportedModelError: this ComfyUI does not know the model.
     """
     if isinstance(opened, HostFile):
-        return Blueprint(opened.config, opened.build_model, opened.parameters, opened.stored, True)
-    checkpoint = opened
+        return opened
     # By our own rules: ComfyUI's converter does not know every family.
-    header = checkpoint.spec.original_header(checkpoint.header)
-    state_dict = {
-        key: torch.empty(info.shape, dtype=_STORED.get(info.dtype), device="meta") for key, info in header.items()
-    }
-    counts = Counter(dict.fromkeys(_STORED.values(), 0))
-    for tensor in state_dict.values():
-        counts[tensor.dtype] += tensor.numel()
-    with comfyuis_reason(said("ComfyUI cannot tell what {path} is", path=checkpoint.path.name)):
-        config = comfy.model_detection.model_config_from_unet(state_dict, "", metadata={}) if state_dict else None
+    header = opened.spec.original_header(opened.header)
+    tensors = {name: torch.empty(info.shape, dtype=STORED[info.dtype], device="meta") for name, info in header.items()}
+    with comfyuis_reason(said("ComfyUI cannot tell what {path} is", path=opened.path.name)):
+        config = comfy.model_detection.model_config_from_unet(tensors, "", metadata={}) if tensors else None
     if config is None:
         raise UnsupportedModelError(
             said(
                 "ComfyUI does not recognise {path}, a {title} transformer.",
-                path=checkpoint.path,
-                title=checkpoint.spec.title,
+                path=opened.path,
+                title=opened.spec.title,
             ),
             "Update ComfyUI, or choose another file.",
         )
-
-    def build() -> Any:
-        return build_host_model(config, checkpoint.path, state_dict, "", set())
-
-    return Blueprint(config, build, counts.total(), counts.most_common(1)[0][0], False)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    return HostFile(opened.path, opened.identity, config, tensors, size, comfy.utils.weight_dtype(tensors))
 
 
-def choose_types(blueprint: Blueprint, weight_dtype: str) -> tuple[torch.dtype, torch.dtype | None]:
+def choose_types(file: HostFile, weight_dtype: str) -> tuple[torch.dtype, torch.dtype | None]:
     """Type of plain weights, as named or as Load Diffusion Model would take it for this file, and that which ComfyUI
     computes in where that is another one.
 
     Raises:
         RequestError: ComfyUI was started with a type that the pool does not have.
     """
-    supported = list(blueprint.model_config.supported_inference_dtypes)
+    supported = list(file.config.supported_inference_dtypes)
     device = comfy.model_management.get_torch_device()
     weights = (DTYPES | FLOAT8).get(weight_dtype) or comfy.model_management.unet_dtype(
-        model_params=blueprint.parameters, supported_dtypes=supported, weight_dtype=blueprint.stored_dtype
+        model_params=file.parameters, supported_dtypes=supported, weight_dtype=file.stored
     )
-    quantised = blueprint.stored_dtype is None
+    quantised = file.stored is None
     cast = comfy.model_management.unet_manual_cast(None if quantised else weights, device, supported)
     compute = cast or weights
     if compute not in DTYPES.values():
@@ -124,19 +96,19 @@ def choose_types(blueprint: Blueprint, weight_dtype: str) -> tuple[torch.dtype, 
             said("ComfyUI would compute this model in {compute}, which the workers do not have.", compute=compute),
             "Set weight_dtype to bf16, fp16 or fp32.",
         )
-    if not blueprint.own_network:  # diffusers' network computes in the type of its weights
+    if file.path.is_dir():  # diffusers' network computes in the type of its weights
         return DTYPES.get(weight_dtype, compute), None
     return weights, cast
 
 
 def build_model(
-    blueprint: Blueprint, weights: torch.dtype, cast: torch.dtype | None, remote: RemoteTransformer
+    file: HostFile, weights: torch.dtype, cast: torch.dtype | None, remote: RemoteTransformer
 ) -> RemoteModelPatcher:
     """Make the MODEL, of types as `choose_types` gives. Costs no memory; the weights of `remote` need not be loaded."""
-    config = blueprint.model_config
+    config = file.config
     config.set_inference_dtype(weights, cast)
     config.custom_operations = operations_elsewhere()
-    model = blueprint.build()
+    model = file.build_model()
     model.parallel_remote = remote
     model.parallel_patches = PatchReader()
     # The batch of CFG branches is the pool's to split: ComfyUI shall hand it over whole.
@@ -144,7 +116,7 @@ def build_model(
     shared: set[str] = set()
     model.extra_conds = keeping(model, shared)
     quantised = getattr(config, "quant_config", None)
-    source = Source(lambda: remote.model.path, None if quantised else weights, lambda: remote.patches)
+    source = Source(remote, None if quantised else weights)
     model.parallel_source = source
     give_weights(model.diffusion_model, source)
     data = find_network(type(model.diffusion_model))

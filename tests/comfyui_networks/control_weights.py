@@ -130,11 +130,11 @@ def _pair(network: Any, width: dict[str, Any]) -> tuple[torch.nn.Module, torch.n
     twin = build(network, **width, operations=real_weights.operations_elsewhere(), device="meta")
     data = find_network(network)
     assert data is not None
-    source = real_weights.Source(lambda: "a file", None, lambda: now.patches)
+    source = real_weights.Source(now, None)
     real_weights.give_weights(twin, source)
     real_weights.LayersHere(data.run_outside, source).put_into(twin)
 
     def load(*_: Any) -> Any:
         return SimpleNamespace(model=SimpleNamespace(diffusion_model=deepcopy(whole)))
 
-    return whole, twin, mock.patch.object(real_weights, "load_here", side_effect=load), now
+    return whole, twin, mock.patch.object(real_weights.Source, "load", side_effect=load), now

@@ -22,8 +22,8 @@ def test_a_prefix_that_a_network_is_asked_for_is_refused(tmp_path, monkeypatch):
     network = sd3.OpenAISignatureMMDITWrapper
     monkeypatch.setattr(network, "preprocess_prefix", lambda self, tokens: (tokens, tokens), raising=False)
     path = write_diffusers_folder(SD3, tmp_path / "model", tiny_config())
-    blueprint = remote_model.draw_blueprint(open_checkpoint(path))
+    file = remote_model.recognise(open_checkpoint(path))
     remote = SimpleNamespace(patches=UNPATCHED, model=None)
-    patcher = remote_model.build_model(blueprint, *remote_model.choose_types(blueprint, "bf16"), remote)
+    patcher = remote_model.build_model(file, *remote_model.choose_types(file, "bf16"), remote)
     with pytest.raises(UnsupportedModelError, match=r"asks OpenAISignatureMMDITWrapper for preprocess_prefix"):
         patcher.model.diffusion_model.preprocess_prefix(tokens=None)

@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.host, pytest.mark.skipif(find_comfyui() is None, reaso
 def test_a_model_goes_with_the_last_reference_to_it(tmp_path):
     (remote_model,) = import_with_comfyui("nodes.remote_model")
     path = write_diffusers_folder(SD3, tmp_path / "model", tiny_config())
-    blueprint = remote_model.draw_blueprint(open_checkpoint(path))
+    file = remote_model.recognise(open_checkpoint(path))
     remote = SimpleNamespace(patches=UNPATCHED, model=None)
-    patcher = remote_model.build_model(blueprint, *remote_model.choose_types(blueprint, "bf16"), remote)
+    patcher = remote_model.build_model(file, *remote_model.choose_types(file, "bf16"), remote)
     model = weakref.ref(patcher.model)
     gc.collect()
     gc.disable()
