@@ -14,11 +14,11 @@ from server import PromptServer
 
 from parallel_runtime.errors import LAST, ParallelError
 
-from .encoder_places import place_here
 from .model_nodes import REFUSED
 from .node_text import SHOWN, in_canvas_language
 from .panel.actions import ACTIONS, keep_house
 from .panel.diagnostics import read_newest, write_diagnostics
+from .panel.encoder_gpu import place_here
 from .panel.live import Live
 from .panel.settings import default_config, read_settings
 from .panel.status import clean, read_status

@@ -3,7 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
+
+from parallel_runtime.errors import ConfigurationError
+
+from .settings import default_config, read_settings
+from .status import read_status
+
+_FOLDERS = {"encoder": ("text_encoders",), "model": ("diffusion_models", "checkpoints")}
+
+
+def place_here(wish: Mapping[str, Any]) -> list[dict[str, int] | None]:
+    """`place_encoders` in this ComfyUI; empty where it has its own encoders on no GPU."""
+    import comfy.model_management
+    import torch
+
+    from workers.launch import resolve_devices
+
+    device = comfy.model_management.text_encoder_device()
+    if device.type != "cuda":
+        return []
+    own = torch.cuda.current_device() if device.index is None else device.index
+    try:
+        pool = resolve_devices(default_config(read_settings()), torch.cuda.device_count).devices
+    except ConfigurationError:  # the loader tells of it
+        return []
+    working = int(comfy.model_management.minimum_inference_memory())
+    return place_encoders(wish, read_status(), size_on_disk, pool, own, working)
+
+
+def size_on_disk(kind: str, name: str) -> int:
+    """Bytes of an "encoder" or a "model", by its name in ComfyUI's lists; 0 where there is none."""
+    import folder_paths
+
+    paths = [folder_paths.get_full_path(folder, name) for folder in _FOLDERS[kind]]
+    found = [Path(path) for path in paths if path is not None and Path(path).is_file()]
+    return found[0].stat().st_size if found else 0
 
 
 def find_place(encoder: int, model: int, room: Mapping[int, int], pool: Collection[int], own: int) -> int | None:

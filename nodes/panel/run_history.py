@@ -129,13 +129,8 @@ class RunHistory:
 def _record(run: RunRecord) -> dict[str, Any]:
     shown = {name: value for name, value in vars(run).items() if name != "obstacles"}
     loop = {"loop": "steps" if run.obstacles else "pool", "why": ", ".join(run.obstacles)}
-    details = describe_details(run.details)
+    details = msgspec.to_builtins(run.details)
     return {**shown, **loop, "latent": list(run.latent), "speedup": run.speedup, "details": details}
-
-
-def describe_details(details: PlanDetails | None) -> dict[str, Any] | None:
-    """Plain data of a plan."""
-    return msgspec.to_builtins(details)
 
 
 HISTORY = RunHistory()

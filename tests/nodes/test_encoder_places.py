@@ -20,8 +20,10 @@ WISH = {"encoders": [["t5.safetensors", "flux"]], "models": ["flux.safetensors"]
 
 @pytest.fixture
 def places(monkeypatch, tmp_path):
-    """nodes.encoder_places, with three GPUs of 24 GiB; the pool of loaders by default has 0 and 1."""
-    management, folders, places = import_with_comfyui("comfy.model_management", "folder_paths", "nodes.encoder_places")
+    """nodes.panel.encoder_gpu, with three GPUs of 24 GiB; the pool of loaders by default has 0 and 1."""
+    management, folders, places = import_with_comfyui(
+        "comfy.model_management", "folder_paths", "nodes.panel.encoder_gpu"
+    )
     for folder, name, size in (("text_encoders", "t5", 9 * GIB), ("diffusion_models", "flux", 22 * GIB)):
         path = tmp_path / folder / f"{name}.safetensors"
         path.parent.mkdir()
@@ -46,5 +48,6 @@ def test_nothing_is_offered_where_encoders_are_on_the_cpu_or_devices_are_wrong(p
     with monkeypatch.context() as fewer:
         fewer.setattr(torch.cuda, "device_count", lambda: 1)  # the loader refuses them
         assert places.place_here(WISH) == []
-    monkeypatch.setattr(places.comfy.model_management, "text_encoder_device", lambda: torch.device("cpu"))
+    (management,) = import_with_comfyui("comfy.model_management")
+    monkeypatch.setattr(management, "text_encoder_device", lambda: torch.device("cpu"))
     assert places.place_here(WISH) == []

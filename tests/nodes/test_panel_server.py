@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from nodes.panel.actions import log_level, park_seconds
-from nodes.panel.gpu_memory import read_gpus, share_out
 from nodes.panel.live import Live, coarse
 from nodes.panel.settings import default_config
-from nodes.panel.status import _models, clean
+from nodes.panel.status import _models, clean, read_gpus, share_out
 from parallel_runtime.config import FASTER
 from parallel_runtime.errors import ConfigurationError
 
