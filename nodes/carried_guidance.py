@@ -41,14 +41,15 @@ def guider_obstacle(code: str) -> Said | None:
 
 def is_carried(functions: Any) -> bool:
     """Whether all functions of an entry are made of numbers and of code that ranks have."""
-    return all(map(_is_data, _several(functions)))
+    return all(_read("", each) is not None for each in _several(functions))
 
 
 def read_guidance(model_options: Mapping[str, Any], guider: Any) -> tuple[Guidance, ...]:
     """The functions of a MODEL and of a guider, in the order in which they are called; for what `is_carried`."""
-    found = [_read(place, each) for place in PLACES for each in _several(model_options.get(place, ()))]
+    given = [(place, each) for place in PLACES for each in _several(model_options.get(place, ()))]
     around = model_options.get("transformer_options", {}).get("wrappers", {}).get(AROUND_GUIDER, {})
-    found += [_read(AROUND_GUIDER, each) for several in around.values() for each in several]
+    given += [(AROUND_GUIDER, each) for several in around.values() for each in several]
+    found = [read for place, each in given if (read := _read(place, each)) is not None]
     begin = getattr(guider, "_v_numel", None)
     own_scale = class_name(type(guider)) == SECOND_SCALE and begin is not None
     if own_scale and not math.isclose(guider.video_cfg, guider.audio_cfg):
@@ -74,24 +75,19 @@ def _several(functions: Any) -> Iterator[Any]:
     yield from functions if isinstance(functions, (list, tuple)) else (functions,)
 
 
-def _is_data(function: Any) -> bool:
-    rule = guidance_rule_of(class_name(function))
+def _read(place: str, function: Any) -> Guidance | None:
+    """None where it is made of more than numbers, or of code that ranks do not have."""
+    code, held = class_name(function), closure_of(function)
+    rule = guidance_rule_of(code)
     if rule is None:
-        return False
-    values = {name: value for name, value in closure_of(function).items() if name not in (rule.sampling, rule.owner)}
-    inside = [values.pop(name) for name in rule.functions if name in values]
-    return all(rule_of(class_name(each)) is not None and not closure_of(each) for each in inside) and all(
-        isinstance(each, Scalar)
-        for value in values.values()
-        for each in (value if isinstance(value, (list, frozenset)) else (value,))
-    )
-
-
-def _read(place: str, function: Any) -> Guidance:
-    code = class_name(function)
-    rule, values = guidance_rule_of(code), closure_of(function)
-    assert rule is not None
-    carried = {name: values[name] for name in rule.values if name in values}
+        return None
+    inside = {name: held.pop(name) for name in rule.functions if name in held}
+    data = {name: value for name, value in held.items() if name not in (rule.sampling, rule.owner)}
+    several = [value if isinstance(value, (list, frozenset)) else (value,) for value in data.values()]
+    if any(rule_of(class_name(each)) is None or closure_of(each) for each in inside.values()):
+        return None
+    if not all(isinstance(each, Scalar) for values in several for each in values):
+        return None
+    carried = {name: data[name] for name in rule.values if name in data}
     carried |= {name: sorted(each) for name, each in carried.items() if isinstance(each, frozenset)}
-    carried |= {name: class_name(values[name]) for name in rule.functions if name in values}
-    return Guidance(place, code, carried)
+    return Guidance(place, code, carried | {name: class_name(each) for name, each in inside.items()})
