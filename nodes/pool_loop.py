@@ -132,10 +132,7 @@ def _request(
     # The network does more around a call than ComfyUI's process has done.
     in_loop = {IN_LOOP: True} if asked.network is not None and asked.network.rescales else {}
     branches = tuple(Branch(conditioning | in_loop, index) for index, conditioning in split_branches(calls))
-    concat = {
-        concat_name(branch.index): channels
-        for branch, channels in zip(branches, split_extra_channels(calls, x.shape[1]), strict=False)
-    }
+    concat = {concat_name(index): each for index, each in split_extra_channels(calls, x.shape[1]).items()}
     own = [(index, name, each) for index, named in own_timesteps.items() for name, each in named.items()]
     inpaint = _inpaint(asked)
     # A step's preview cannot be left out because a later one comes for certain.

@@ -4,8 +4,9 @@ of it is each branch's."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,42 +73,40 @@ def read_call(
 def split_branches(calls: Sequence[TransformerCall]) -> list[tuple[int, dict[str, Any]]]:
     """Return (branch index, conditioning of that branch alone) in the order of the index, from batched calls."""
     branches = []
-    for call in calls:
-        count = len(call.cond_or_uncond)
-        for position, index in enumerate(call.cond_or_uncond):
-            part = {name: _chunk(value, count, position) for name, value in call.conditioning.items()}
-            if OPTIONS in part:
-                part[OPTIONS] = Shared({**part[OPTIONS].value, BRANCHES: [index]})
-            branches.append((index, part))
+    for index, call, part_of in _branches_of(calls):
+        part = {name: part_of(value) for name, value in call.conditioning.items()}
+        if OPTIONS in part:
+            part[OPTIONS] = Shared({**part[OPTIONS].value, BRANCHES: [index]})
+        branches.append((index, part))
     return sorted(branches, key=lambda branch: branch[0])
 
 
-def split_extra_channels(calls: Sequence[TransformerCall], channels: int) -> list[torch.Tensor]:
-    """Return what follows the latent's channels in x, per branch in the order of the index; empty if nothing does.
+def split_extra_channels(calls: Sequence[TransformerCall], channels: int) -> dict[int, torch.Tensor]:
+    """Return what follows the latent's channels in x, by the index of the branch; empty if nothing does.
 
     ComfyUI appends the same ones at every step (c_concat: FLUX Fill, Canny and Depth).
     """
-    extra = {
-        index: part[:, channels:]
-        for call in calls
-        for index, part in zip(call.cond_or_uncond, call.x.chunk(len(call.cond_or_uncond)), strict=True)
-        if part.shape[1] > channels
-    }
-    return [extra[index] for index in sorted(extra)]
+    x = {index: part_of(call.x) for index, call, part_of in _branches_of(calls)}
+    return {index: x[index][:, channels:] for index in sorted(x) if x[index].shape[1] > channels}
 
 
 def split_timesteps(calls: Sequence[TransformerCall]) -> dict[int, dict[str, torch.Tensor]]:
     """Of each branch, by name: its timestep, and arguments that are timesteps, too."""
     found: dict[int, dict[str, torch.Tensor]] = {}
-    for call in calls:
+    for index, call, part_of in _branches_of(calls):
         named = {FIRST: call.timestep} | {name: call.conditioning[name] for name in BESIDE if name in call.conditioning}
-        count = len(call.cond_or_uncond)
-        for position, index in enumerate(call.cond_or_uncond):
-            found[index] = {name: each.chunk(count)[position] for name, each in named.items()}
+        found[index] = {name: part_of(each) for name, each in named.items()}
     return found
 
 
-def _chunk(value: Any, count: int, position: int) -> Any:
+def _branches_of(calls: Sequence[TransformerCall]) -> Iterator[tuple[int, TransformerCall, Callable[[Any], Any]]]:
+    """Index of a branch, its call, and what gives its part of an argument there."""
+    for call in calls:
+        for position, index in enumerate(call.cond_or_uncond):
+            yield index, call, partial(_chunk, len(call.cond_or_uncond), position)
+
+
+def _chunk(count: int, position: int, value: Any) -> Any:
     if isinstance(value, list):
-        return [_chunk(item, count, position) for item in value]
+        return [_chunk(count, position, item) for item in value]
     return value.chunk(count)[position] if isinstance(value, torch.Tensor) else value

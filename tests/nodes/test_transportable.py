@@ -156,7 +156,7 @@ def test_guidance_without_a_negative_is_named():
 def test_extra_channels_of_batched_branches_are_taken_apart_in_the_order_of_their_index():
     calls = [make_call((1, 0), channels=6)]
     calls[0].x[:2, 4:] = torch.tensor([7.0, 8.0]).view(2, 1, 1)
-    positive, negative = split_extra_channels(calls, 4)
+    positive, negative = split_extra_channels(calls, 4).values()
     assert positive.shape == negative.shape == (2, 2, 6, 8)
     assert positive.abs().max() == 0
     assert negative.amin((0, 2, 3)).tolist() == negative.amax((0, 2, 3)).tolist() == [7.0, 8.0]
@@ -164,7 +164,7 @@ def test_extra_channels_of_batched_branches_are_taken_apart_in_the_order_of_thei
 
 
 def test_a_plain_latent_has_no_extra_channels():
-    assert split_extra_channels([make_call((1, 0))], 4) == []
+    assert split_extra_channels([make_call((1, 0))], 4) == {}
 
 
 def test_batched_branches_are_taken_apart_in_the_order_of_their_index():
