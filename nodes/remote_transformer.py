@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,9 +23,6 @@ from .travelling_call import travelling
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import Loaded
     from workers.client.client import LoopRequest, ModelRequest, PoolClient
-
-
-log = logging.getLogger("parallel_dit")
 
 _USED: WeakValueDictionary[str, RemoteTransformer] = WeakValueDictionary()
 """Of those that stand for the same weights (the loader ran again, and ComfyUI still has what it made before) the one
@@ -106,8 +102,8 @@ class RemoteTransformer:
         Raises:
             ParallelError: see PoolClient.load.
         """
-        pool = self._use_pool()
-        loaded = pool.load(self.model, self.notices.waits.watching(pool, should_cancel, "load"), make_room)
+        pool, watching = self._use_pool(should_cancel, "load")
+        loaded = pool.load(self.model, watching, make_room)
         self.size_bytes = loaded.bytes_per_rank
         self.stages = loaded.stages
         return loaded
@@ -122,15 +118,9 @@ class RemoteTransformer:
         conditioning = travelling(call, self.functions, comfyui=self.model.comfyui is not None)
         if self._capture is not None:
             return self._capture(replace(call, conditioning=conditioning))
-        pool = self._use_pool()
-        watching = self.notices.waits.watching(pool, should_cancel)
+        pool, watching = self._use_pool(should_cancel)
         output = pool.forward(
-            self.model,
-            call.x,
-            call.timestep,
-            conditioning,
-            patches=self.patches,
-            should_cancel=watching,
+            self.model, call.x, call.timestep, conditioning, patches=self.patches, should_cancel=watching
         )
         self.notices.computed()
         sigmas = call.options.get("sample_sigmas")
@@ -141,9 +131,8 @@ class RemoteTransformer:
 
     def invoke(self, method: str, arguments: Mapping[str, Any], should_cancel: Callable[[], bool]) -> torch.Tensor:
         """What a method of the network gives that needs its weights; see PoolClient.invoke."""
-        pool = self._use_pool()
-        watching = self.notices.waits.watching(pool, should_cancel)
-        return pool.invoke(self.model, method, arguments, self.patches, should_cancel=watching)
+        pool, watching = self._use_pool(should_cancel)
+        return pool.invoke(self.model, method, arguments, self.patches, watching)
 
     def sample(
         self,
@@ -161,15 +150,8 @@ class RemoteTransformer:
             self.notices.computed()
             on_progress(step, total, denoised)
 
-        pool = self._use_pool()
-        watching = self.notices.waits.watching(pool, should_cancel)
-        output = pool.sample(
-            self.model,
-            request,
-            patches=self.patches,
-            on_progress=on_step,
-            should_cancel=watching,
-        )
+        pool, watching = self._use_pool(should_cancel)
+        output = pool.sample(self.model, request, patches=self.patches, on_progress=on_step, should_cancel=watching)
         self._note(pool, request.x, request.steps, (request.job.sampler, len(request.branches)))
         return output.to(request.x)
 
@@ -221,8 +203,11 @@ class RemoteTransformer:
         finally:
             self._capture = None
 
-    def _use_pool(self) -> PoolClient:
-        # Asked for at each request: the pool for these devices may have been replaced by then.
+    def _use_pool(
+        self, should_cancel: Callable[[], bool], doing: str = "step"
+    ) -> tuple[PoolClient, Callable[[], bool]]:
+        """The pool, asked for at each request, as it may have been replaced; and `should_cancel`, which tells the node
+        what it waits for."""
         self._pool = self._connect(self.model.config)
         _USED[self.model.key] = self
-        return self._pool
+        return self._pool, self.notices.waits.watching(self._pool, should_cancel, doing)
