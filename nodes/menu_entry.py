@@ -13,16 +13,16 @@ class MenuEntry(str):
         also: what else stands for it.
     """
 
-    also: frozenset[object]
+    also: tuple[object, ...]
 
     def __new__(cls, text: str, also: Iterable[object] = ()) -> MenuEntry:
         made = super().__new__(cls, text)
-        made.also = frozenset(also)
+        made.also = tuple(also)
         return made
 
     def __eq__(self, other: object) -> bool:
         # 1 equals True, and stands for another entry.
-        return str.__eq__(self, other) is True or any(other is each or _alike(other, each) for each in self.also)
+        return str.__eq__(self, other) is True or any(type(other) is type(each) and other == each for each in self.also)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -33,7 +33,3 @@ class MenuEntry(str):
 def numbers(entries: Iterable[str]) -> list[str]:
     """Entries of which those that are numbers are taken as numbers as well."""
     return [MenuEntry(entry, [int(entry)]) if entry.isdecimal() else entry for entry in entries]
-
-
-def _alike(value: object, other: object) -> bool:
-    return type(value) is type(other) and value == other

@@ -33,9 +33,8 @@ def show_text(node_id: str | None, text: str) -> ui.PreviewText:
 
 def show_on_running_node(text: str) -> None:
     """Put `text` on the node that calls, be it one of ours or KSampler; nothing where no node is running."""
-    running = get_executing_context()
-    if running is not None:
-        _put(text, running.node_id)
+    if node := running_node()[1]:
+        _put(text, node)
 
 
 def _put(text: str, node_id: str) -> None:
@@ -69,9 +68,8 @@ def notices_on_running_node(model: str) -> RunNotices:
 
 
 def _move_bar(done: int, total: int) -> None:
-    running = get_executing_context()
-    if running is not None:
-        get_progress_state().update_progress(running.node_id, done, total, None)
+    if node := running_node()[1]:
+        get_progress_state().update_progress(node, done, total, None)
 
 
 def in_canvas_language(text: str) -> str:

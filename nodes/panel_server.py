@@ -27,6 +27,7 @@ log = logging.getLogger("parallel_dit")
 AT_ONCE_SECONDS = 0.3
 LARGEST = 128 << 10
 """Bytes of a request that anybody has to send here."""
+_WANTED = "A JSON object of names and texts is expected."
 
 
 def serve_panel() -> None:
@@ -60,8 +61,7 @@ def serve_panel() -> None:
 
     @routes.post("/parallel_dit/error")
     async def error(request: web.Request) -> web.Response:
-        wish = await _read(request)
-        text = wish.get("text") if isinstance(wish, dict) else None
+        text = (await _read(request)).get("text")
         if not isinstance(text, str):
             return web.json_response({"error": "A text is wanted."}, status=400)
         known = {str(said).strip(): said for said in list(LAST)}
@@ -69,10 +69,7 @@ def serve_panel() -> None:
 
     @routes.post("/parallel_dit/encoders")
     async def encoders(request: web.Request) -> web.Response:
-        wish = await _read(request)
-        if not isinstance(wish, dict):
-            return web.json_response({"error": "Encoders and models are wanted."}, status=400)
-        return web.json_response({"places": await asyncio.to_thread(place_here, wish)})
+        return web.json_response({"places": await asyncio.to_thread(place_here, await _read(request))})
 
     @routes.post("/parallel_dit/watch")
     async def watch(request: web.Request) -> web.Response:
@@ -118,22 +115,18 @@ def _graph(prompt_id: str) -> dict[str, Any]:
 
 
 async def _wishes(request: web.Request) -> dict[str, Any]:
-    """The JSON object of a request; an empty one where there is none.
-
-    Raises:
-        HTTPBadRequest: something else.
-        HTTPRequestEntityTooLarge: see `_read`.
-    """
+    """As `_read`, of texts and switches alone."""
     wishes = await _read(request)
-    if not isinstance(wishes, dict) or not all(isinstance(value, str | bool) for value in wishes.values()):
-        raise web.HTTPBadRequest(text="A JSON object of names and texts is expected.")
+    if not all(isinstance(value, str | bool) for value in wishes.values()):
+        raise web.HTTPBadRequest(text=_WANTED)
     return wishes
 
 
-async def _read(request: web.Request) -> Any:
-    """Its JSON; None where it is none, and an empty object where nothing was sent.
+async def _read(request: web.Request) -> dict[str, Any]:
+    """The JSON object of a request; an empty one where nothing was sent.
 
     Raises:
+        HTTPBadRequest: something else.
         HTTPRequestEntityTooLarge: it is longer than `LARGEST`; the rest is not read.
     """
     body = b""
@@ -142,6 +135,9 @@ async def _read(request: web.Request) -> Any:
         if len(body) > LARGEST:
             raise web.HTTPRequestEntityTooLarge(max_size=LARGEST, actual_size=len(body))
     try:
-        return json.loads(body.decode("utf-8", "replace") or "{}")
+        wishes = json.loads(body.decode("utf-8", "replace") or "{}")
     except (ValueError, RecursionError):  # the latter for ten thousand open brackets
-        return None
+        wishes = None
+    if not isinstance(wishes, dict):
+        raise web.HTTPBadRequest(text=_WANTED)
+    return wishes

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError, ParallelError
 
-from .panel.settings import START_DEVICES, read_settings, settings_file
+from .panel.settings import START_DEVICES, read_settings
 
 if TYPE_CHECKING:
     from workers.client.client import PoolClient
@@ -35,7 +35,7 @@ _NUMBERS = re.compile(r"\d{1,3}(,\d{1,3}){0,63}")
 log = logging.getLogger("parallel_dit")
 
 
-def wished_devices(file: Path, environment: str | None, last: str | None) -> str | None:
+def wished_devices(last: str | None) -> str | None:
     """Devices to start a pool on: the environment variable's, else the canvas setting's, else the last session's.
 
     The settings file is the user's and may hold anything; what is no text is ignored.
@@ -43,9 +43,9 @@ def wished_devices(file: Path, environment: str | None, last: str | None) -> str
     Returns:
         None where the first prompt starts it.
     """
-    if environment is not None:
+    if (environment := os.environ.get(VARIABLE)) is not None:
         return environment or None
-    setting = read_settings(file).get(START_DEVICES)
+    setting = read_settings().get(START_DEVICES)
     devices = (setting.strip() if isinstance(setting, str) else "") or last
     return None if devices == NONE else devices
 
@@ -105,8 +105,7 @@ def start_early() -> None:
 
     from .comfyui_code import comfyui_code
 
-    last = None if comfy.cli_args.args.cpu else last_devices()
-    devices = wished_devices(settings_file(), os.environ.get(VARIABLE), last)
+    devices = wished_devices(None if comfy.cli_args.args.cpu else last_devices())
     if devices is None:
         return
     with contextlib.suppress(ParallelError):
@@ -151,7 +150,7 @@ def start_pool(get_pool: Callable[[ParallelConfig], PoolClient], devices: str) -
 
 def start_pool_if_wished() -> None:
     """Start the pool in the background: it takes as long as ComfyUI itself does until it answers."""
-    devices = wished_devices(settings_file(), os.environ.get(VARIABLE), take_last_devices() if _has_gpus() else None)
+    devices = wished_devices(take_last_devices() if _has_gpus() else None)
     # Imported here: ComfyUI's own thread imports other packs meanwhile, and two threads must not.
     from workers.client.pool_registry import get_pool
     from workers.client.supervisor_process import take_early

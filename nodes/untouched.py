@@ -28,13 +28,12 @@ class Untouched:
     """
 
     def __init__(self, transformer: nn.Module, name: str = "diffusion_model"):
-        named = transformer.named_modules(prefix=name)
-        self._modules = [_Module(path, module) for path, module in named]
-        self._class = type(transformer)
+        self._modules = {path: _Module(path, module) for path, module in transformer.named_modules(prefix=name)}
+        self._transformer, self._class = transformer, type(transformer)
         self._methods = _callables_of(self._class)
         # How many there are is what a call can afford to look at: some ten nanoseconds each.
-        self._attributes = [vars(each.module) for each in self._modules]
-        hooks = [hooks for each in self._modules for hooks in each.hooks_now()]
+        self._attributes = [vars(each.module) for each in self._modules.values()]
+        hooks = [hooks for each in self._modules.values() for hooks in each.hooks_now()]
         self._hooked, self._unhooked = [each for each in hooks if each], [each for each in hooks if not each]
         self._counted = self._count()
 
@@ -69,11 +68,11 @@ class Untouched:
 
     def expect(self, path: str, name: str, tensor: torch.Tensor) -> None:
         """Take this tensor of a module for its own from now on."""
-        next(each for each in self._modules if each.path == path).expect(name, tensor)
+        self._modules[path].expect(name, tensor)
 
     def _count(self) -> tuple[Any, ...]:
         return (
-            _callables_of(self._modules[0].module),
+            _callables_of(self._transformer),
             sum(map(len, self._attributes)),
             any(self._unhooked),
             sum(map(len, self._hooked)),
@@ -83,7 +82,7 @@ class Untouched:
         for name, method in _callables_of(self._class).items():
             if self._methods.get(name) is not method:
                 yield f"a replaced {self._class.__name__}.{name}"
-        for each in self._modules:
+        for each in self._modules.values():
             yield from each.changes()
 
 

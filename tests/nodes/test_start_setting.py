@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from nodes.panel import settings
 from nodes.panel.settings import START_DEVICES as SETTING
 from nodes.start_setting import (
     VARIABLE,
@@ -22,6 +23,15 @@ from workers import driver
 from workers.client import supervisor_process
 from workers.client.pool_registry import get_pool
 from workers.launch import PoolSpec
+
+
+@pytest.fixture
+def settings_here(tmp_path, monkeypatch):
+    """ComfyUI's file of settings, not there yet, and no wish in the environment."""
+    file = tmp_path / "comfy.settings.json"
+    monkeypatch.setattr(settings, "settings_file", lambda: file)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    return file
 
 
 @pytest.mark.parametrize(
@@ -39,18 +49,18 @@ from workers.launch import PoolSpec
     ],
 )
 def test_the_environment_goes_before_the_setting_and_that_before_the_last_session(
-    tmp_path, content, environment, last, devices
+    settings_here, monkeypatch, content, environment, last, devices
 ):
-    settings = tmp_path / "comfy.settings.json"
-    settings.write_text(json.dumps(content))
-    assert wished_devices(settings, environment, last) == devices
+    settings_here.write_text(json.dumps(content))
+    if environment is not None:
+        monkeypatch.setenv(VARIABLE, environment)
+    assert wished_devices(last) == devices
 
 
-def test_no_or_damaged_settings_wish_nothing(tmp_path):
-    settings = tmp_path / "comfy.settings.json"
-    assert wished_devices(settings, None, None) is None
-    settings.write_bytes(b"{\xff")
-    assert wished_devices(settings, None, None) is None
+def test_no_or_damaged_settings_wish_nothing(settings_here):
+    assert wished_devices(None) is None
+    settings_here.write_bytes(b"{\xff")
+    assert wished_devices(None) is None
 
 
 @pytest.mark.parametrize(
