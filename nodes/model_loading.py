@@ -14,7 +14,6 @@ from parallel_runtime.errors import ParallelError
 from parallel_runtime.said import Said, said, together
 
 from .config_meaning import explain_limits, preview
-from .kept_models import drop_others, keep
 from .model_files import choose_network
 from .node_text import (
     find_running_node,
@@ -25,6 +24,7 @@ from .node_text import (
 )
 from .panel.settings import default_config, read_settings
 from .parallel_config import ConfigSocket
+from .pool_patchers import drop_others, keep
 from .prompt_graph import USUAL, find_config, find_loaders, find_size
 from .wait_notices import OPENING
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import comfy.model_management
 import torch
@@ -13,41 +13,24 @@ from comfy.patcher_extension import CallbacksMP
 
 from parallel_runtime.patching.patch_data import check_patches
 
-from .kept_models import keep
-from .other_gpus import OnAnotherGpu, PatcherOfPool, give_back, other_gpus
+from .pool_patchers import OnAnotherGpu, PatcherOfTransformer, PoolShare, give_back, keep, other_gpus
 from .real_weights import refuse
 from .transportable import weight_obstacles
 from .travelling_call import check_options, refusal
 from .weight_patches import is_bypass
 
-if TYPE_CHECKING:
-    from .remote_transformer import RemoteTransformer
 
-
-class RemoteModelPatcher(PatcherOfPool):
-    """ModelPatcher whose weights are the pool's.
-
-    To ComfyUI's memory management the weights cost what the pool holds on ComfyUI's own GPU: `model_size` is what
-    has to be free there before a load. Short of memory there, it has them parked on the host; it has them dropped when
-    it unloads everything. For the other GPUs of the pool there are patchers of their own (other_gpus.py).
-    """
+class RemoteModelPatcher(PatcherOfTransformer):
+    """ModelPatcher whose weights are the pool's. It stands for them on ComfyUI's own GPU; for the other GPUs of the
+    pool there are patchers of their own (pool_patchers.py)."""
 
     injections: dict[str, Any]
 
     @property
-    def remote(self) -> RemoteTransformer:
-        """The transformer in the pool, shared by all clones."""
-        return self.model.parallel_remote
-
-    @property
-    def shares_device(self) -> bool:
-        """Whether the pool computes on ComfyUI's own device, too."""
-        return self.remote.shares(self.load_device)
-
-    @property
     def devices(self) -> list[torch.device]:
         """GPUs that the pool may compute on, as this process has them."""
-        return [self.load_device] * self.shares_device + other_gpus(self.remote, self.load_device)
+        own = [self.load_device] if self.remote.shares(self.load_device) else []
+        return own + other_gpus(self.remote, self.load_device)
 
     def make_room(self, weights: int) -> None:
         """Have ComfyUI's own models (text encoders, VAE) leave the GPUs that the pool is about to load on.
@@ -63,12 +46,11 @@ class RemoteModelPatcher(PatcherOfPool):
         for the pool's memory. All clones have the same."""
         if not hasattr(self.model, "parallel_elsewhere"):
             others = other_gpus(self.remote, self.load_device)
-            self.model.parallel_elsewhere = [OnAnotherGpu.make(self.remote, device) for device in others]
+            self.model.parallel_elsewhere = [
+                OnAnotherGpu(PoolShare(self.remote), load_device=device, offload_device=torch.device("cpu"))
+                for device in others
+            ]
         return [*super().model_patches_models(), *self.model.parallel_elsewhere]
-
-    def model_size(self) -> int:
-        """Bytes that the pool still needs on ComfyUI's GPU."""
-        return self.remote.size_bytes if self.shares_device and not self.remote.resident_bytes else 0
 
     def add_patches(self, patches, strength_patch=1.0, strength_model=1.0) -> list[Any]:
         """Called by the node that adds a LoRA; the ranks compute the weights.
@@ -180,16 +162,6 @@ class RemoteModelPatcher(PatcherOfPool):
         """Called before each run. Little free memory is no reason to unload what is about to run: the ranks make room
         for themselves."""
         return super().partially_load(device_to, max(extra_memory, 0), force_patch_weights)
-
-    def partially_unload(self, device_to, memory_to_free=0, force_patch_weights=False) -> int:
-        """Give memory back under pressure: all of it or, where the pool is on other GPUs, none.
-
-        Returns:
-            What was asked for: ComfyUI would detach a model that frees less, and reads what is free for itself.
-        """
-        if self.shares_device and self.remote.resident_bytes:
-            give_back(self.remote, park=True)
-        return memory_to_free
 
     def detach(self, unpatch_all=True):
         """Let go of the model; when ComfyUI unloads everything (Free, Unload), also of the weights in the pool."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import comfy.model_management
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.errors import OutOfMemoryError, ParallelError, RequestError
-from parallel_runtime.requests.control import Cancelled
+from parallel_runtime.errors import OutOfMemoryError, RequestError
 from parallel_runtime.requests.requests import Scalar, VaeFile
 from parallel_runtime.said import Said, said
 from parallel_runtime.vae.families import find_half
@@ -24,8 +21,6 @@ from .run_notices import RunNotices
 
 if TYPE_CHECKING:
     from workers.client.client import PoolClient, VaeRequest
-
-log = logging.getLogger("parallel_dit")
 
 _LOADERS = {"load_vae_patcher": False, "load_checkpoint_vae_patcher": True}
 """What ComfyUI notes as the way to load a VAE again -> whether its file is a checkpoint."""
@@ -84,6 +79,11 @@ class RemoteVae:
         self._connect = connect
         self._notices = notices
         self._pool: PoolClient | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of it when it is loaded."""
+        return self.request.file.size
 
     @property
     def resident_bytes(self) -> int:
@@ -168,13 +168,11 @@ class RemoteVae:
                 self._notices.waits.tell(pool.ran.plan)
         return output
 
-    def release(self) -> None:
-        """Free its weights in the pool."""
-        if self._pool is not None and self.resident_bytes:
-            try:
-                self._pool.release(self.request, should_cancel=comfy.model_management.processing_interrupted)
-            except (ParallelError, Cancelled) as error:
-                log.info("Parallel DiT: the VAE stays. %s", error)
+    def release(self, park: bool, should_cancel: Callable[[], bool]) -> int:
+        """Free its weights in the pool, or park them; returns the bytes freed per rank."""
+        if self._pool is None or not self.resident_bytes:
+            return 0
+        return self._pool.release(self.request, park, should_cancel)
 
 
 def _scaled(shape: Sequence[int], ratio: Any, dims: int) -> list[int]:

@@ -10,37 +10,21 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import comfy.model_patcher
 import comfy.sd
 import torch
-from torch import nn
 
 from parallel_runtime.errors import RequestError
 
+from .pool_patchers import PatcherOfPool, PoolShare, give_back
 from .remote_vae import RemoteVae
 
 
-class PoolVae(nn.Module):
-    """What ComfyUI's memory management sees of it: no weights. Its console has this name."""
-
-    def __init__(self, remote: RemoteVae):
-        super().__init__()
-        self.remote = remote
+class PoolVae(PoolShare):
+    """ComfyUI's console has this name."""
 
 
-class RemoteVaePatcher(comfy.model_patcher.ModelPatcher):
+class RemoteVaePatcher(PatcherOfPool):
     """To ComfyUI's memory management the VAE costs what the pool still needs on ComfyUI's own GPU."""
-
-    @classmethod
-    def make(cls, remote: RemoteVae) -> RemoteVaePatcher:
-        """A patcher of no weights here."""
-        source = remote.source.patcher
-        return cls(PoolVae(remote), load_device=source.load_device, offload_device=source.offload_device)
-
-    @property
-    def remote(self) -> RemoteVae:
-        """The VAE in the pool, shared by all clones."""
-        return self.model.remote
 
     def deepclone_multigpu(self, new_load_device=None, models_cache=None):
         """Called by *Select VAE Device*, which tells its log what is raised here, and gives the VAE on as it is.
@@ -61,30 +45,21 @@ class RemoteVaePatcher(comfy.model_patcher.ModelPatcher):
             "Connect the loader itself to this node, not Parallel VAE.",
         )
 
-    def model_size(self) -> int:
-        """Bytes that have to be free on ComfyUI's GPU before it is loaded."""
-        remote = self.remote
-        return remote.request.file.size if remote.shares(self.load_device) and not remote.resident_bytes else 0
-
     def loaded_size(self) -> int:
         """Bytes that it has there."""
         return self.remote.resident_bytes if self.remote.shares(self.load_device) else 0
-
-    def get_free_memory(self, device) -> int:
-        """Batches go to the pool whole."""
-        return sys.maxsize
 
     def partially_unload(self, device_to, memory_to_free=0, force_patch_weights=False) -> int:
         """All of it or nothing."""
         freed = self.loaded_size()
         if freed:
-            self.remote.release()
+            give_back(self.remote, park=False)
         return freed
 
     def detach(self, unpatch_all=True):
         """ComfyUI unloads it."""
         if unpatch_all:
-            self.remote.release()
+            give_back(self.remote, park=False)
         return super().detach(unpatch_all)
 
 
@@ -96,7 +71,8 @@ class ParallelVae(comfy.sd.VAE):
         self.__dict__.update(vars(source))
         self.remote = remote
         self.disable_offload = False
-        self.patcher = RemoteVaePatcher.make(remote)
+        devices = {"load_device": source.patcher.load_device, "offload_device": source.patcher.offload_device}
+        self.patcher = RemoteVaePatcher(PoolVae(remote), **devices)
         shared = remote.request.ranks if remote.shares(self.patcher.load_device) else sys.maxsize
         self.memory_used_decode = lambda shape, dtype: source.memory_used_decode(shape, dtype) / shared
         self.memory_used_encode = lambda shape, dtype: source.memory_used_encode(shape, dtype) / shared

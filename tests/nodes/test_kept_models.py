@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodes import kept_models
-from nodes.kept_models import drop_others, keep
+from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
+
+pytestmark = [pytest.mark.host, pytest.mark.skipif(find_comfyui() is None, reason=HOW)]
 
 
 class Handle:
@@ -20,30 +21,33 @@ class Handle:
         self.parent = parent
 
 
-@pytest.fixture(autouse=True)
-def nothing_kept(monkeypatch):
-    monkeypatch.setattr(kept_models, "_KEPT", [])
+@pytest.fixture
+def patchers(monkeypatch):
+    """nodes.pool_patchers, where nothing is kept yet."""
+    (patchers,) = import_with_comfyui("nodes.pool_patchers")
+    monkeypatch.setattr(patchers, "_KEPT", [])
+    return patchers
 
 
-def test_a_model_is_kept_as_long_as_its_weights_and_its_clones_are_not():
+def test_a_model_is_kept_as_long_as_its_weights_and_its_clones_are_not(patchers):
     first, second = Handle(1), Handle(1)
     alive = weakref.ref(first)
     clone = Handle(1, parent=first)
     for each in (first, clone, clone, second):
-        keep(each)
-    assert list(kept_models._KEPT) == [first, second]
+        patchers.keep(each)
+    assert list(patchers._KEPT) == [first, second]
     gone = weakref.ref(clone)
     del each, clone
     gc.collect()
     assert gone() is None
-    drop_others(second)
+    patchers.drop_others(second)
     first.remote.kept = False
     del first
     third = Handle(1)
-    keep(third)  # ComfyUI may be in the middle of loading: nothing is dropped
+    patchers.keep(third)  # ComfyUI may be in the middle of loading: nothing is dropped
     gc.collect()
     assert alive() is not None
-    drop_others(third)
+    patchers.drop_others(third)
     gc.collect()
     assert alive() is None
-    assert list(kept_models._KEPT) == [second, third]
+    assert list(patchers._KEPT) == [second, third]

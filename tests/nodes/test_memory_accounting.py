@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nodes import kept_models
 from parallel_runtime.errors import PoolError
 from parallel_runtime.requests.control import Cancelled
 from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
@@ -57,14 +56,19 @@ class Own(torch.nn.Module):
 @pytest.fixture(scope="module")
 def comfy():
     """ComfyUI's memory management, and our patcher."""
-    management, patching, extension, ours = import_with_comfyui(
-        "comfy.model_management", "comfy.model_patcher", "comfy.patcher_extension", "nodes.remote_patcher"
+    management, patching, extension, ours, patchers = import_with_comfyui(
+        "comfy.model_management",
+        "comfy.model_patcher",
+        "comfy.patcher_extension",
+        "nodes.remote_patcher",
+        "nodes.pool_patchers",
     )
     return SimpleNamespace(
         management=management,
         own=patching.ModelPatcher,
         on_load=extension.CallbacksMP.ON_LOAD,
         patcher=ours.RemoteModelPatcher,
+        patchers=patchers,
     )
 
 
@@ -81,7 +85,7 @@ def gpu(comfy, monkeypatch):
     monkeypatch.setattr(management, "get_all_torch_devices", lambda exclude_current=False: [GPU], raising=False)
     monkeypatch.setattr(management, "get_torch_device", lambda: GPU)
     monkeypatch.setattr(management, "current_loaded_models", [])
-    monkeypatch.setattr(kept_models, "_KEPT", [])
+    monkeypatch.setattr(comfy.patchers, "_KEPT", [])
     return gpu
 
 
