@@ -21,7 +21,6 @@ from parallel_runtime.sampling.own_timesteps import OwnTimestep, are_plain, find
 from parallel_runtime.sampling.samplers import SAMPLERS
 
 from .carried_guidance import PLACES, read_guidance
-from .known_samplers import KnownSampler
 from .transformer_call import TransformerCall, split_timesteps
 
 if TYPE_CHECKING:
@@ -76,6 +75,26 @@ def read_sampling(sampling: Any) -> tuple[tuple[str, ...], dict[str, Scalar], di
     if sampling._parameters or sampling._modules or held.keys() - tensors.keys() - values.keys():
         return None
     return tuple(base.__name__ for base in bases), values, tensors
+
+
+@dataclass(frozen=True)
+class KnownSampler:
+    """A sampler of ComfyUI's list.
+
+    Args:
+        name: there.
+        options: arguments of its function.
+        random_inpaint: noise of its own goes under a mask.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    random_inpaint: bool
+
+    @property
+    def title(self) -> Said:
+        """In words."""
+        return said("{name} with options", name=self.name) if self.options else Said(self.name)
 
 
 @dataclass(frozen=True)

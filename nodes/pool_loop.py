@@ -25,8 +25,7 @@ from .carried_guidance import acts_inside, read_guider
 from .carried_patches import closure_of
 from .comfyui_code import comfyui_code
 from .interrupt import stopping_with_prompt
-from .known_samplers import guider_obstacles, known_sampler
-from .pool_obstacles import find_obstacles
+from .pool_obstacles import find_obstacles, guider_obstacles, known_sampler
 from .transformer_call import TransformerCall, split_branches, split_extra_channels
 from .transportable import call_obstacles
 
@@ -137,6 +136,7 @@ def _request(
     inpaint = _inpaint(asked)
     # A step's preview cannot be left out because a later one comes for certain.
     each_may_be_last = asked.remote.stages > 1 or known.name == "dpm_adaptive"
+    keeps_denoised = closure_of(asked.callback).get("x0_output_dict") is not None
     job = Sample(
         model="",
         branches=(),
@@ -148,8 +148,8 @@ def _request(
         noise_device=x.device.type if host is not None or SAMPLERS[known.name].adds_noise else "cpu",
         inpaint=bool(inpaint),
         inpaint_clean=bool(inpaint) and not asked.masks_noised,
-        # Nodes with an output for the denoised latent get it from the last step's preview.
-        preview=_previews() or (each_may_be_last and _keeps_denoised(asked.callback)),
+        # Which each prompt may set anew. Nodes with an output for the denoised latent get it from the last one.
+        preview=args.preview_method is not LatentPreviewMethod.NoPreviews or (each_may_be_last and keeps_denoised),
         concat=bool(concat),
         joined=len(calls) == 1,
         own_timesteps=tuple((index, name, each.begin) for index, name, each in own),
@@ -201,17 +201,7 @@ def _sample(asked: AskedLoop, request: LoopRequest, disable_pbar: bool) -> torch
         return asked.remote.sample(request, on_progress, interrupted)
 
 
-def _previews() -> bool:
-    """Whether ComfyUI shows previews now; each prompt may set it anew."""
-    return args.preview_method is not LatentPreviewMethod.NoPreviews
-
-
 def _name_of(sampler: Any) -> str:
     """Of a sampler that is not in ComfyUI's list."""
     function = getattr(sampler, "sampler_function", None)
     return str(getattr(function, "__name__", type(sampler).__name__)).removeprefix("sample_")
-
-
-def _keeps_denoised(callback: Any) -> bool:
-    """Whether a callback of ComfyUI's nodes keeps the denoised latent for an output."""
-    return closure_of(callback).get("x0_output_dict") is not None

@@ -1,23 +1,63 @@
-"""Why a loop has to go step by step, as far as that can be told before anything is evaluated."""
+"""Why a loop has to go step by step, as far as that can be told before anything is evaluated: its sampler and guider,
+told by their code, and what acts between or inside of the steps."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import comfy.samplers
 import torch
 
 from parallel_runtime.device_kind import device_kind
+from parallel_runtime.networks.comfyui.module_tree import class_name
 from parallel_runtime.requests.requests import Scalar
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.samplers import SAMPLERS
 
-from .asked_loop import AskedLoop, read_sampling, sampling_obstacles
+from .asked_loop import AskedLoop, KnownSampler, read_sampling, sampling_obstacles
+from .carried_guidance import guider_obstacle
 from .carried_patches import act_always, closure_of
-from .known_samplers import KnownSampler
 from .transportable import condition_obstacles, loop_obstacles
 
 _OF_SEVERAL = "CFGGuider.sample.<locals>.callback"
 """ComfyUI's own, around another one: of several latents in one it takes them apart."""
+_RULES = ("sampling_function", "calc_cond_batch", "cfg_function", "KSamplerX0Inpaint")
+"""What an evaluation goes through, which other packs may have replaced."""
+
+
+def known_sampler(sampler: Any) -> KnownSampler | None:
+    """The sampler of ComfyUI's list that a SAMPLER object is; None for any other."""
+    if type(sampler) is not comfy.samplers.KSAMPLER or "sample" in vars(sampler):
+        return None
+    random = bool(sampler.inpaint_options.get("random", False))
+    for name in comfy.samplers.SAMPLER_NAMES:
+        plain = comfy.samplers.sampler_object(name)
+        if (
+            _same(plain.sampler_function, sampler.sampler_function)
+            and bool(plain.inpaint_options.get("random", False)) == random
+        ):
+            return KnownSampler(name, dict(sampler.extra_options), random)
+    return None
+
+
+def guider_obstacles(guider: Any) -> list[Said]:
+    """Name where an evaluation by a guider is none that ranks make.
+
+    Args:
+        guider: that samples, with the model of Parallel Loader.
+    """
+    if (found := guider_obstacle(class_name(type(guider)))) is not None:
+        return [found]
+    if vars(guider).keys() & vars(comfy.samplers.CFGGuider).keys():
+        return [said("the guider {name}", name=type(guider).__name__)]
+    changed = [name for name in _RULES if getattr(comfy.samplers, name).__module__ != "comfy.samplers"]
+    return [said("another comfy.samplers.{name}", name=name) for name in changed]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two functions do the same; ComfyUI makes some anew for each object (dpm_fast)."""
+    made = one.__module__ == "comfy.samplers" and "<locals>" in one.__qualname__
+    return one is other or (made and getattr(other, "__code__", None) is one.__code__)
 
 
 def find_obstacles(loop: AskedLoop, steps: int) -> list[Said]:

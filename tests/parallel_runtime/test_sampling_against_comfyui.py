@@ -245,7 +245,7 @@ def test_the_node_knows_which_outputs_the_pool_can_read(comfy):
 
 
 def test_all_of_comfyuis_samplers_are_known_by_their_objects_and_no_others(comfy):
-    known = import_module("nodes.known_samplers").known_sampler
+    known = import_module("nodes.pool_obstacles").known_sampler
     names = {name: known(comfy.samplers.sampler_object(name)) for name in comfy.samplers.SAMPLER_NAMES}
     assert {name: each.name for name, each in names.items()} == {name: name for name in comfy.samplers.SAMPLER_NAMES}
     assert [name for name, each in names.items() if each.random_inpaint] == ["ddim"]
@@ -259,11 +259,11 @@ def test_all_of_comfyuis_samplers_are_known_by_their_objects_and_no_others(comfy
 
 
 def test_what_no_data_can_say_of_a_comfyui_loop_is_named(comfy):
-    known, pool = (import_module(f"nodes.{name}") for name in ("known_samplers", "pool_obstacles"))
+    pool = import_module("nodes.pool_obstacles")
     sampling = model_sampling(comfy, "FLUX")
 
     def obstacles(name, sampling=sampling, **options):
-        sampler = known.known_sampler(comfy.samplers.ksampler(name, options))
+        sampler = pool.known_sampler(comfy.samplers.ksampler(name, options))
         return pool.host_obstacles(sampler, sampling)
 
     assert obstacles("er_sde", max_stage=2) == []
