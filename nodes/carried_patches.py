@@ -89,15 +89,9 @@ class CarriedPatches:
         return _NETWORKS[module]
 
 
-def check_functions(options: Mapping[str, Any]) -> None:
-    """Look at the functions of a MODEL before it is sampled.
-
-    Raises:
-        NotCarried: with what the ranks cannot make again.
-    """
-    for each in _functions_in(options):
-        if not _is_known(each):
-            raise NotCarried(who_made(each))
+def foreign_functions(options: Mapping[str, Any]) -> list[Said]:
+    """Who made the functions of a MODEL that the ranks cannot make again."""
+    return [who_made(each) for each in _functions_in(options) if not _is_known(each)]
 
 
 def act_always(options: Mapping[str, Any]) -> bool:

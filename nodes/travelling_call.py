@@ -12,7 +12,7 @@ from parallel_runtime.networks.diffusers.call import TAKE_COMFYUIS
 from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.said import Said, said
 
-from .carried_patches import CarriedPatches, NotCarried, check_functions
+from .carried_patches import CarriedPatches, NotCarried, foreign_functions
 from .model_nodes import REFUSED
 from .transformer_call import TransformerCall
 from .transportable import forward_obstacles, listed, option_obstacles, plain_options
@@ -24,12 +24,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     Raises:
         RequestError: with what neither network takes, and the node that asks for it.
     """
-    found = option_obstacles(options)
-    try:
-        check_functions(options)
-    except NotCarried as error:
-        found.insert(0, _functions_of(error))
-    if found:
+    if found := [*map(_functions_of, foreign_functions(options)), *option_obstacles(options)]:
         raise refusal(found)
 
 
@@ -67,13 +62,13 @@ def _carried(call: TransformerCall, functions: CarriedPatches) -> tuple[dict[str
         x = call.x if isinstance(call.x, torch.Tensor) else call.x[0]
         return {**plain_options(call.options), **functions.carry(call.options, x)}, found
     except NotCarried as error:
-        return {}, [_functions_of(error), *found]
+        return {}, [_functions_of(error.args[0]), *found]
 
 
-def _functions_of(error: NotCarried) -> Said:
-    if (why := REFUSED.get(str(error))) is None:
-        return said("functions that {maker} sets inside of the model", maker=error.args[0])
-    return said("functions that {node} sets inside of the model, as {why}", node=error, why=Said(why))
+def _functions_of(maker: Said) -> Said:
+    if (why := REFUSED.get(maker)) is None:
+        return said("functions that {maker} sets inside of the model", maker=maker)
+    return said("functions that {node} sets inside of the model, as {why}", node=str(maker), why=Said(why))
 
 
 def refusal(found: list[Said]) -> RequestError:

@@ -24,11 +24,11 @@ class Untouched:
 
     Args:
         transformer: with all that its builder does to it; a change is what comes later.
-        name: how messages call it.
     """
 
-    def __init__(self, transformer: nn.Module, name: str = "diffusion_model"):
-        self._modules = {path: _Module(path, module) for path, module in transformer.named_modules(prefix=name)}
+    def __init__(self, transformer: nn.Module):
+        named = transformer.named_modules(prefix="diffusion_model")
+        self._modules = {path: _Module(path, module) for path, module in named}
         self._transformer, self._class = transformer, type(transformer)
         self._methods = _callables_of(self._class)
         # How many there are is what a call can afford to look at: some ten nanoseconds each.
