@@ -13,27 +13,16 @@ from .prompt_graph import USUAL
 
 def explain_limits(details: PlanDetails, size: tuple[int, int] = USUAL) -> Said:
     """How far each value can go with this model, and what these values come to for one picture of this size."""
-    sentences: list[Said] = []
-    if details.splits_sequence:
-        sentences.append(
-            said(
-                "With {model}, ulysses can be up to {heads}, its attention heads.",
-                model=details.model,
-                heads=details.heads,
-            )
-        )
+    model, heads, blocks = details.model, details.heads, details.blocks
+    if not details.splits_sequence:
+        text = "With {model}, only cfg and data can be above 1: devices cannot share out the tokens of a picture."
+        sentences = [said(text, model=model), said("Its weights can only be whole, on each GPU.")]
     else:
-        sentences.append(
-            said(
-                "With {model}, only cfg and data can be above 1: devices cannot share out the tokens of a picture.",
-                model=details.model,
-            )
-        )
-        sentences.append(said("Its weights can only be whole, on each GPU."))
-    if details.splits_sequence and details.has_stages:
-        sentences.append(said("Stages can be up to {blocks}, its blocks.", blocks=details.blocks))
-    elif details.splits_sequence:
-        sentences.append(said("It cannot be cut into stages."))
+        stages = said("Stages can be up to {blocks}, its blocks.", blocks=blocks)
+        sentences = [
+            said("With {model}, ulysses can be up to {heads}, its attention heads.", model=model, heads=heads),
+            stages if details.has_stages else said("It cannot be cut into stages."),
+        ]
     taken = [f"{SHOWN_AXES.get(axis, axis)} {details.degrees[axis]}" for axis in AXES if details.degrees[axis] > 1]
     plan = " × ".join(taken) or said("one device")
     sentences.append(

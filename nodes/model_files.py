@@ -58,9 +58,6 @@ def _leads_back(folder: str, name: str) -> bool:
     return os.path.islink(path) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path))
 
 
-_PACKS_NODE = "UnetLoaderGGUF"
-
-
 def is_gguf(path: Path) -> bool:
     """By its name, as for the pack."""
     return path.suffix.lower() == SUFFIX
@@ -90,7 +87,7 @@ def find_gguf_pack(path: Path) -> str:
     """
     # ComfyUI's own module of that name, and not this package.
     classes = getattr(sys.modules.get("nodes"), "NODE_CLASS_MAPPINGS", {})
-    if (node := classes.get(_PACKS_NODE)) is None:
+    if (node := classes.get("UnetLoaderGGUF")) is None:
         raise UnsupportedModelError(
             said(
                 "{path} is a GGUF file, which ComfyUI reads with the pack ComfyUI-GGUF, and that is not installed.",
@@ -99,9 +96,6 @@ def find_gguf_pack(path: Path) -> str:
             "Install ComfyUI-GGUF, or choose a safetensors file of this model.",
         )
     return str(Path(inspect.getfile(node)).parent)
-
-
-_OF_COMFYUI = "comfy."
 
 
 def choose_network(path: Path, weight_dtype: str = "default") -> tuple[Checkpoint | HostFile, Said]:
@@ -136,7 +130,7 @@ def _of_comfyui(file: HostFile) -> tuple[HostFile, Said]:
     no rank has its code."""
     network = file.build()
     for made in (file.config, network):
-        if not type(made).__module__.startswith(_OF_COMFYUI):
+        if not type(made).__module__.startswith("comfy."):
             whose = who_made(type(made))
             raise UnsupportedModelError(
                 said(

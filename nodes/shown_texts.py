@@ -53,13 +53,9 @@ def keys(graph: Graph) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in order:
         found[name] = _digest(graph, name, found)
-    takers: dict[str, list[str]] = {}
-    for name in graph:
-        for each in links[name]:
-            takers.setdefault(each, []).append(found[name])
     for name, node in graph.items():
         if node.get("class_type") == "ParallelConfig":
-            found[name] += " " + " ".join(sorted(takers.get(name, [])))
+            found[name] += " " + " ".join(sorted(found[taker] for taker in graph if name in links[taker]))
     return found
 
 

@@ -128,14 +128,6 @@ def _visible_gpus() -> int:
     return sum(1 for _ in itertools.takewhile(lambda name: name in exists or name.startswith(("GPU-", "MIG-")), names))
 
 
-def _has_gpus() -> bool:
-    """Whether this ComfyUI computes on GPUs that ranks can have, too."""
-    import comfy.cli_args
-    import torch
-
-    return not comfy.cli_args.args.cpu and torch.cuda.is_available()
-
-
 def start_pool(get_pool: Callable[[ParallelConfig], PoolClient], devices: str) -> None:
     """Start a pool on `devices`, by the processes that began early, and wait for it; what fails is logged, the first
     prompt will tell it again."""
@@ -150,7 +142,11 @@ def start_pool(get_pool: Callable[[ParallelConfig], PoolClient], devices: str) -
 
 def start_pool_if_wished() -> None:
     """Start the pool in the background: it takes as long as ComfyUI itself does until it answers."""
-    devices = wished_devices(take_last_devices() if _has_gpus() else None)
+    import comfy.cli_args
+    import torch
+
+    has_gpus = not comfy.cli_args.args.cpu and torch.cuda.is_available()
+    devices = wished_devices(take_last_devices() if has_gpus else None)
     # Imported here: ComfyUI's own thread imports other packs meanwhile, and two threads must not.
     from workers.client.pool_registry import get_pool
     from workers.client.supervisor_process import take_early
