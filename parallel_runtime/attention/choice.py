@@ -59,9 +59,8 @@ def resolve_kernel(
             said("Attention backend {name} is not known.", name=repr(name)),
             said("Set it to auto, or to one of {kernels}.", kernels=", ".join(KERNELS)),
         )
-    package = KERNELS[name].package
-    if package is not None and not installed.is_installed(package):
-        module, title = installed.PACKAGES[package]
+    if installed.is_missing(name):
+        module, title = installed.PACKAGES[name]
         raise ConfigurationError(
             said(
                 "Attention backend {name} needs the Python package {module}, which is not installed.",
@@ -127,12 +126,12 @@ def _where(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
 
 
 def _ring_refusal(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    kernel = KERNELS[name]
-    if kernel.attend_with_lse is None:
+    attend_with_lse = KERNELS[name].attend_with_lse
+    if attend_with_lse is None:
         return "it does not tell the log-sum-exp of its logits"
-    if kernel.package is not None and not installed.is_installed(kernel.package):
+    if installed.is_missing(name):
         return "it is not installed"
-    return _refusal(kernel.attend_with_lse, device, dtype, head_dim)
+    return _refusal(attend_with_lse, device, dtype, head_dim)
 
 
 def _refusal(attend: Attend | AttendWithLse, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:

@@ -27,9 +27,9 @@ PACKAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
 """Kernel -> module that is imported, and what to install."""
 
 
-def is_installed(package: str) -> bool:
-    """Whether the module of that entry of PACKAGES can be imported."""
-    return importlib.util.find_spec(PACKAGES[package][0]) is not None
+def is_missing(kernel: str) -> bool:
+    """Whether it needs a package that is not there."""
+    return kernel in PACKAGES and importlib.util.find_spec(PACKAGES[kernel][0]) is None
 
 
 @cache

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,8 @@ AttendWithLse = Callable[
 """The same -> attended values, and the natural logarithm of each query's sum of exponentials: (batch, heads, query
 tokens), float32."""
 
+_Attended = TypeVar("_Attended")
+
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -40,13 +43,11 @@ class AttentionKernel:
         name: key of KERNELS.
         attend: attention over all keys at once, the fast way.
         attend_with_lse: attention over some of the keys; None where the kernel does not tell the log-sum-exp.
-        package: what must be installed besides PyTorch, a key of installed.PACKAGES.
     """
 
     name: str
     attend: Attend
     attend_with_lse: AttendWithLse | None = None
-    package: str | None = None
 
 
 def additive_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -150,26 +151,15 @@ def _sdpa_lse(
     return fast(query, key, value, bias, scale)
 
 
-def _unmasked(attend: Callable[..., torch.Tensor]) -> Attend:
-    """Of (query, key, value, scale) -> attended values; with a mask PyTorch's."""
+def _unmasked(attend: Callable[..., _Attended], masked: Callable[..., _Attended]) -> Callable[..., _Attended]:
+    """Of (query, key, value, scale) -> what `masked` gives; with a mask that one."""
 
-    def attend_or_sdpa(
+    def attend_or_masked(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
-    ) -> torch.Tensor:
-        return attend(query, key, value, scale) if mask is None else _sdpa(query, key, value, mask, scale)
+    ) -> _Attended:
+        return attend(query, key, value, scale) if mask is None else masked(query, key, value, mask, scale)
 
-    return attend_or_sdpa
-
-
-def _unmasked_lse(attend: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> AttendWithLse:
-    fallback = _with_lse(_sdpa_lse)
-
-    def attend_or_sdpa(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return attend(query, key, value, scale) if mask is None else fallback(query, key, value, mask, scale)
-
-    return attend_or_sdpa
+    return attend_or_masked
 
 
 _ALL = (
@@ -180,10 +170,9 @@ _ALL = (
     AttentionKernel("math", _only(SDPBackend.MATH), _with_lse(_math_lse)),
     AttentionKernel(
         "flash3",
-        _unmasked(lambda *given: installed.flash3(*given)[0]),
-        _unmasked_lse(installed.flash3),
-        package="flash3",
+        _unmasked(lambda *given: installed.flash3(*given)[0], _sdpa),
+        _unmasked(installed.flash3, _with_lse(_sdpa_lse)),
     ),
-    AttentionKernel("sage", _unmasked(installed.sage), _unmasked_lse(installed.sage_with_lse), package="sage"),
+    AttentionKernel("sage", _unmasked(installed.sage, _sdpa), _unmasked(installed.sage_with_lse, _with_lse(_sdpa_lse))),
 )
 KERNELS: Mapping[str, AttentionKernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})

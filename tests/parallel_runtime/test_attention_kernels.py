@@ -199,7 +199,7 @@ def test_the_first_versions_of_flash_attention_3_always_tell_the_log_sum_exp(pac
 
 @pytest.mark.parametrize(("name", "what"), [("flash3", "FlashAttention 3"), ("sage", "SageAttention")])
 def test_a_package_that_is_not_installed_is_named(name, what, monkeypatch):
-    monkeypatch.setattr(installed, "is_installed", lambda package: False)
+    monkeypatch.setattr(installed, "is_missing", lambda kernel: True)
     with pytest.raises(ConfigurationError, match=f"'{name}' needs the Python package .*Install {what}"):
         resolve_kernel(name, CPU, torch.float32, 64)
 
