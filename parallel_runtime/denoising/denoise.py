@@ -1,4 +1,8 @@
-"""The denoising loop of one `Sample` request, run alike on every rank of the mesh."""
+"""The denoising loop of one `Sample` request, run alike on every rank of the mesh.
+
+What it reads beside latent and conditionings, a parameter of the request asks for, never what happens to have come
+along: what is asked for is used or refused.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,19 @@ import torch
 from ..errors import RequestError
 from ..requests.conditioning import Conditioning
 from ..requests.control import Cancelled, Control
-from ..requests.requests import Sample, share_name
+from ..requests.requests import Sample, concat_name, share_name
 from ..said import said
 from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.noise import NoiseSource
 from ..sampling.own_timesteps import OwnTimestep
 from ..sampling.prediction import find_prediction
 from ..sampling.samplers import find_sampler
-from .checks import check_inputs, read_fixed_channels, read_inpaint
 from .evaluation import Evaluation
 from .predict import Predictor
 
+Tensors = Mapping[str, torch.Tensor]
+INPAINT = ("mask", "latent_image", "noise")
+"""Tensors of a noise mask."""
 Told = Callable[[int, torch.Tensor], None]
 """(index of a step, its denoised latent), once a step; what it raises ends the run, on all ranks."""
 
@@ -38,20 +44,31 @@ class Loop:
         self.dtype = dtype
         self.unlike = unlike
 
-    def check(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    def check(self, tensors: Tensors, device: torch.device) -> None:
         """Refuse what would only fail in the loop. Runs on meta tensors; `device` is where the loop will run.
 
+        Shapes decide that, so every rank decides it for itself in PREPARE, before anything is exchanged.
+
         Raises:
-            RequestError: see `check_inputs`.
+            RequestError: with the part that does not have what it needs, and the tensor or the shapes.
         """
-        check_inputs(self.request, tensors)
+        x = tensors["x"].shape
+        sigmas, timesteps = (each.shape for each in _read("steps", ("sigmas", "timesteps"), tensors))
+        if sigmas != timesteps or len(sigmas) != 1 or sigmas[0] < 2:
+            raise _unfit("steps", [sigmas, timesteps], x)
+        inpaint = [each.shape for each in self._read_inpaint(tensors)]
+        if any(shape != x for shape in inpaint):
+            raise _unfit("a noise mask", inpaint, x)
+        for channels in self._read_fixed_channels(tensors):
+            if (*channels.shape[:1], *channels.shape[2:]) != (*x[:1], *x[2:]):
+                raise _unfit("fixed channels", [channels.shape], x)
         _read_own_timesteps(self.request, tensors)
 
     def run(
         self,
         predictor: Predictor,
         branches: Sequence[Conditioning],
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Tensors,
         control: Control,
     ) -> torch.Tensor:
         """Return the finished latent (B, C, ...) float32.
@@ -76,22 +93,29 @@ class Loop:
 
         return self._steps(evaluate, tensors, on_step)
 
-    def model_inputs(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    def model_inputs(self, x: torch.Tensor, tensors: Tensors) -> list[torch.Tensor]:
         """One input of the transformer per CFG branch, in its dtype: x, and the branch's fixed channels after it."""
         seen = x.to(self.dtype)
-        fixed = read_fixed_channels(self.request, tensors)
+        fixed = self._read_fixed_channels(tensors)
         if not fixed:
             return [seen] * len(self.request.branches)
         return [torch.cat([seen, channels.to(seen)], dim=1) for channels in fixed]
 
-    def inpaint(self, tensors: Mapping[str, torch.Tensor]) -> Inpaint | None:
+    def inpaint(self, tensors: Tensors) -> Inpaint | None:
         """The noise mask, if there is one."""
-        if not (given := read_inpaint(self.request, tensors)):
+        if not (given := self._read_inpaint(tensors)):
             return None
         mask, latent_image, noise = given
         return Inpaint(mask, latent_image, noise, self.request.inpaint_clean)
 
-    def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
+    def _read_inpaint(self, tensors: Tensors) -> list[torch.Tensor]:
+        return _read("a noise mask", INPAINT, tensors) if self.request.inpaint else []
+
+    def _read_fixed_channels(self, tensors: Tensors) -> list[torch.Tensor]:
+        names = [concat_name(branch.index) for branch in self.request.branches]
+        return _read("fixed channels", names, tensors) if self.request.concat else []
+
+    def _steps(self, evaluate: Evaluation, tensors: Tensors, on_step: Told) -> torch.Tensor:
         """Take all steps."""
         raise NotImplementedError
 
@@ -114,12 +138,12 @@ class Denoising(Loop):
         self.sampler = find_sampler(request.sampler)
         self.prediction = find_prediction(request.prediction)
 
-    def check(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    def check(self, tensors: Tensors, device: torch.device) -> None:
         """Also the noise: see `NoiseSource`."""
         super().check(tensors, device)
         self.noise(torch.empty(0, device=device))
 
-    def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
+    def _steps(self, evaluate: Evaluation, tensors: Tensors, on_step: Told) -> torch.Tensor:
         x = tensors["x"]
         return self.sampler(
             self.denoiser(evaluate, tensors),
@@ -130,7 +154,7 @@ class Denoising(Loop):
             prediction=self.prediction,
         )
 
-    def denoiser(self, predict: Predict, tensors: Mapping[str, torch.Tensor]) -> Denoiser:
+    def denoiser(self, predict: Predict, tensors: Tensors) -> Denoiser:
         """What the sampler's evaluations go through."""
         return Denoiser(predict, self.prediction, tensors["timesteps"], self.request.cfg, self.inpaint(tensors))
 
@@ -159,7 +183,7 @@ class Denoising(Loop):
         return NoiseSource(self.request.seed, x.device if same else self.request.noise_device)
 
 
-def _read_own_timesteps(request: Sample, tensors: Mapping[str, torch.Tensor]) -> list[dict[str, OwnTimestep]]:
+def _read_own_timesteps(request: Sample, tensors: Tensors) -> list[dict[str, OwnTimestep]]:
     """By name for each branch; empty where all is told the loop's own. Runs on meta tensors.
 
     Raises:
@@ -172,3 +196,29 @@ def _read_own_timesteps(request: Sample, tensors: Mapping[str, torch.Tensor]) ->
             raise RequestError(said("The model's own timesteps did not come along for each picture."), "Report this.")
         found[index][name] = OwnTimestep(share, begin)
     return list(found.values())
+
+
+def _read(what: str, names: Sequence[str], tensors: Tensors) -> list[torch.Tensor]:
+    try:
+        return [tensors[name] for name in names]
+    except KeyError as missing:
+        raise RequestError(
+            said(
+                "The request asks for {name}, and the tensor {missing} did not come with it.",
+                name=what,
+                missing=missing,
+            ),
+            "Report this.",
+        ) from missing
+
+
+def _unfit(what: str, shapes: Sequence[torch.Size], latent: torch.Size) -> RequestError:
+    return RequestError(
+        said(
+            "The request asks for {name} of shape {map} on a latent of {latent}.",
+            name=what,
+            map=", ".join(str(tuple(shape)) for shape in shapes),
+            latent=tuple(latent),
+        ),
+        "Make all of them from one latent and one list of sigmas.",
+    )

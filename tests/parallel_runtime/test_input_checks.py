@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.denoising.checks import INPAINT
+from parallel_runtime.denoising.denoise import INPAINT
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.family import DiffusersFamily
 from parallel_runtime.errors import RequestError
