@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -54,19 +54,12 @@ class Rows:
         return self.rank == len(self.shares) - 1
 
     def shares_of(self, own: int) -> list[int]:
-        """Rows of all ranks in a tensor in which this rank has so many.
-
-        Raises:
-            ValueError: the others cannot have a whole number of rows.
-        """
-        mine = self.shares[self.rank]
-        if any(share * own % mine for share in self.shares):
-            raise ValueError(f"{own} rows do not come of {mine} as those of {self.shares} do")
-        return [share * own // mine for share in self.shares]
+        """Rows of all ranks in a tensor in which this rank has so many; errors as of `share_out`."""
+        return share_out(own, self.shares[self.rank], self.shares)
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's rows of a tensor that is the same on all ranks."""
-        shares = share_of(self.shares, whole.shape[-2])
+        shares = share_out(whole.shape[-2], sum(self.shares), self.shares)
         start = sum(shares[: self.rank])
         return whole.narrow(-2, start, shares[self.rank]).contiguous()
 
@@ -134,14 +127,12 @@ class Rows:
         return numbers
 
 
-def share_of(shares: Sequence[int], rows: int) -> list[int]:
-    """Shares in the same proportion of a tensor with so many rows in all.
+def share_out(rows: int, of: int, shares: Sequence[int]) -> list[int]:
+    """Shares of a tensor that has `rows` rows where the one that was cut so has `of`.
 
     Raises:
         ValueError: they are no whole numbers.
     """
-    whole = sum(shares)
-    ends = [0, *(end * rows for end in accumulate(shares))]
-    if any(end % whole for end in ends):
-        raise ValueError(f"{rows} rows cannot be shared out as {list(shares)}")
-    return [(end - start) // whole for start, end in pairwise(ends)]
+    if any(share * rows % of for share in shares):
+        raise ValueError(f"{rows} rows for {of} cannot be shared out as {list(shares)}")
+    return [share * rows // of for share in shares]
