@@ -16,11 +16,9 @@ Assignment = tuple[tuple[int, int], ...]
 """Blocks of each stage, (start, stop)."""
 
 
+@lru_cache(maxsize=256)  # planning asks for the same few assignments again and again
 def assign_blocks(
-    sizes: Sequence[float],
-    stages: int,
-    most: float = math.inf,
-    speeds: Sequence[float] | None = None,
+    sizes: tuple[float, ...], stages: int, most: float = math.inf, speeds: tuple[float, ...] | None = None
 ) -> Assignment:
     """Assign blocks to stages by time, as far as that leaves no stage with more than `most` parameters.
 
@@ -33,12 +31,6 @@ def assign_blocks(
         most: parameters of all blocks of a stage, see `most_parameters`.
         speeds: of each stage, see `stage_speeds`; None where they are alike.
     """
-    # Planning asks for the same few assignments again and again.
-    return _assign(tuple(sizes), stages, most, tuple(speeds) if speeds is not None else None)
-
-
-@lru_cache(maxsize=256)
-def _assign(sizes: tuple[float, ...], stages: int, most: float, speeds: tuple[float, ...] | None) -> Assignment:
     by_time = split_blocks([1.0] * len(sizes), stages, speeds, sizes, most)
     fits = max(sum(sizes[slice(*owned)]) for owned in by_time) <= most
     return by_time if fits else split_blocks(sizes, stages)

@@ -74,7 +74,7 @@ def test_the_fullest_rank_is_predicted_with_the_weights_that_its_stage_holds(mem
         transformer = flux_on_meta()
         most = most_parameters(machine.memory_bytes, 2)
         blocks = all_blocks(transformer, cut_of("FluxTransformer2DModel"))
-        sizes = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
+        sizes = tuple(sum(parameter.numel() for parameter in block.parameters()) for block in blocks)
         owned = assign_blocks(sizes, 4, most, stage_speeds(plan, speeds))[stage]
         let_go([*blocks[: owned[0]], *blocks[owned[1] :]])
         held.append(sum(2 * parameter.numel() for parameter in transformer.parameters()))

@@ -26,12 +26,12 @@ def counts(stages: tuple[tuple[int, int], ...]) -> list[int]:
 
 
 def test_blocks_are_assigned_by_speed_as_far_as_memory_allows():
-    assert counts(assign_blocks([1] * 30, 2)) == [15, 15]
-    assert counts(assign_blocks([1] * 30, 2, speeds=[1.0, 0.5])) == [20, 10]
-    assert counts(assign_blocks([1] * 32, 3, speeds=[0.5, 1.0, 0.5])) == [8, 16, 8]
-    assert counts(assign_blocks([1] * 30, 2, most=18, speeds=[1.0, 0.5])) == [18, 12]
-    assert counts(assign_blocks([3] * 10 + [1] * 20, 2, most=26)) == [8, 22]  # 24 and 26 parameters
-    assert counts(assign_blocks([3] * 10 + [1] * 20, 2, most=20)) == [8, 22]  # nothing fits; the largest is smallest
+    assert counts(assign_blocks((1,) * 30, 2)) == [15, 15]
+    assert counts(assign_blocks((1,) * 30, 2, speeds=(1.0, 0.5))) == [20, 10]
+    assert counts(assign_blocks((1,) * 32, 3, speeds=(0.5, 1.0, 0.5))) == [8, 16, 8]
+    assert counts(assign_blocks((1,) * 30, 2, most=18, speeds=(1.0, 0.5))) == [18, 12]
+    assert counts(assign_blocks((3,) * 10 + (1,) * 20, 2, most=26)) == [8, 22]  # 24 and 26 parameters
+    assert counts(assign_blocks((3,) * 10 + (1,) * 20, 2, most=20)) == [8, 22]  # nothing fits; the largest is smallest
 
 
 def test_a_stage_is_as_fast_as_its_slowest_rank_in_any_pipeline():
