@@ -76,9 +76,8 @@ class GuidedModel:
         guider.inner_model = SimpleNamespace(model_sampling=sampling)
         guider.model_patcher = SimpleNamespace(model=guider.inner_model, get_model_object=self._object)
         for (cond,) in guider.conds.values():
-            cond["model_conds"] = dict.fromkeys(
-                evaluate.arguments(cond["branch"])
-            )  # of which a function leaves some out
+            # Of which a function leaves some out.
+            cond["model_conds"] = dict.fromkeys(evaluate.arguments(cond["branch"]))
         self.inner_model = guider
 
     def sample(
@@ -129,21 +128,17 @@ class GuidedModel:
         self, x: torch.Tensor, sigma: torch.Tensor, model_options: Mapping[str, Any], seed: int
     ) -> torch.Tensor:
         sigma = self._evaluate.agreed(sigma)  # functions decide by it whether they evaluate once more
-        if self._inpaint is None:
-            return self._guided(x, sigma, model_options, seed)
-        inpaint, mask, kept = self._inpaint, self._inpaint.mask, self._inpaint.latent_image
-        if change := model_options.get("denoise_mask_function"):
-            mask = change(sigma, mask, extra_options={"model": self.inner_model, "sigmas": self._sigmas})
-            inpaint = replace(inpaint, mask=mask)
-        level = sigma.reshape(-1, *[1] * (x.ndim - 1))
-        noised = kept if inpaint.clean else self._sampling.noise_scaling(level, inpaint.noise.clone(), kept)
-        return inpaint.after(self._guided(x * mask + noised * (1.0 - mask), sigma, model_options, seed))
-
-    def _guided(
-        self, x: torch.Tensor, sigma: torch.Tensor, model_options: Mapping[str, Any], seed: int
-    ) -> torch.Tensor:
+        inpaint = self._inpaint
+        if inpaint is not None:
+            mask, kept = inpaint.mask, inpaint.latent_image
+            if change := model_options.get("denoise_mask_function"):
+                mask = change(sigma, mask, extra_options={"model": self.inner_model, "sigmas": self._sigmas})
+                inpaint = replace(inpaint, mask=mask)
+            level = sigma.reshape(-1, *[1] * (x.ndim - 1))
+            noised = kept if inpaint.clean else self._sampling.noise_scaling(level, inpaint.noise.clone(), kept)
+            x = x * mask + noised * (1.0 - mask)
         denoised: torch.Tensor = self.inner_model(x, sigma, model_options, seed)
-        return denoised
+        return denoised if inpaint is None else inpaint.after(denoised)
 
     def _predict(
         self,
