@@ -89,7 +89,8 @@ def failing_at_the_next_vote(group: dist.ProcessGroup | None) -> Iterator[Callab
     host = torch.device("cpu")
 
     def vote() -> None:
-        _vote(group, host)
+        if not all_agree(True, group, host):
+            raise PeerFailedError(said("Another worker failed in its part of a step."), said("See what that one says."))
 
     try:
         yield vote
@@ -99,12 +100,6 @@ def failing_at_the_next_vote(group: dist.ProcessGroup | None) -> Iterator[Callab
         all_agree(False, group, host)
         raise
     vote()
-
-
-def _vote(group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """This rank is well; raises PeerFailedError where another is not."""
-    if not all_agree(True, group, device):
-        raise PeerFailedError(said("Another worker failed in its part of a step."), said("See what that one says."))
 
 
 def agreed_dtype(own: torch.dtype | None, group: dist.ProcessGroup | None, device: torch.device) -> torch.dtype:
