@@ -22,6 +22,16 @@ The host tests ran with each in ComfyUI {OLDEST_RUN} to {NEWEST_RUN}, and its so
 {OLDEST_RUN} has it not, and the pack does without it there. **Bold**: read in {NEWEST_READ}, too.
 """
 
+_OVERRIDDEN_UNREAD = {
+    "state_dict_for_saving", "add_hook_patches", "patch_hooks", "unpatch_hooks", "pre_run", "deepclone_multigpu",
+    "model_patches_models",
+}  # fmt: skip
+_CALLED_READ = {
+    "ModelPatcher.get_all_callbacks", "ModelPatcher.add_wrapper_with_key", "KSampler", "KSAMPLER.sample",
+    "sampler_object", "CFGGuider.predict_noise", "load_diffusion_model", "load_diffusion_model_state_dict",
+}  # fmt: skip
+"""Of what the pack overrides, what was not read in NEWEST_READ; of what it calls, what was."""
+
 
 def write_page() -> str:
     """The page."""
@@ -38,8 +48,12 @@ def write_page() -> str:
 
 def _entry(contract: Contract) -> str:
     arguments = f"({', '.join(contract.arguments)})" if contract.arguments else ""
-    name = f"`{contract.place.partition(':')[2]}{arguments}`"
-    return (f"**{name}**" if contract.read else name) + ("†" if contract.newer else "")
+    place = contract.place.partition(":")[2]
+    read = place in _CALLED_READ
+    if contract.overridden:
+        read = place.removeprefix("ModelPatcher.") not in _OVERRIDDEN_UNREAD
+    name = f"`{place}{arguments}`"
+    return (f"**{name}**" if read else name) + ("†" if contract.newer else "")
 
 
 if __name__ == "__main__":

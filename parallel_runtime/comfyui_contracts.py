@@ -29,39 +29,24 @@ class Contract:
         arguments: of a function, those that the pack gives, or that its override of a method takes.
         overridden: the pack has a method in its place, which ComfyUI calls; else the pack calls it.
         newer: ComfyUI 0.8.0 has not it, and the pack does without where it is missing.
-        read: it was read in ComfyUI NEWEST_READ, too.
     """
 
     place: str
     arguments: tuple[str, ...] = ()
     overridden: bool = False
     newer: bool = False
-    read: bool = False
 
 
-_PATCHER = "comfy.model_patcher:ModelPatcher."
-
-
-def _patcher(**methods: str) -> Iterator[Contract]:
-    """Methods of ModelPatcher that the pack overrides; name -> arguments."""
-    newer = {"get_free_memory", "state_dict_for_saving", "deepclone_multigpu"}
-    unread = {
-        "state_dict_for_saving", "add_hook_patches", "patch_hooks", "unpatch_hooks", "pre_run", "deepclone_multigpu",
-    }  # fmt: skip
-    read = methods.keys() - unread - {"model_patches_models"}
-    for name, arguments in methods.items():
-        yield Contract(_PATCHER + name, tuple(arguments.split()), True, name in newer, name in read)
-
-
-def _called(module: str, read: Iterable[str] = (), newer: Iterable[str] = (), **functions: str) -> Iterator[Contract]:
-    """Functions that the pack calls; name, with two underscores for a dot -> arguments."""
+def _used(place: str, newer: Iterable[str] = (), overridden: bool = False, **functions: str) -> Iterator[Contract]:
+    """Functions at a place; name, with two underscores for a dot -> arguments."""
     for written, arguments in functions.items():
         name = written.replace("__dot__", ".")
-        yield Contract(f"{module}:{name}", tuple(arguments.split()), newer=name in newer, read=name in read)
+        yield Contract(place + name, tuple(arguments.split()), overridden, name in newer)
 
 
 CONTRACTS: tuple[Contract, ...] = (
-    *_patcher(
+    *_used(
+        "comfy.model_patcher:ModelPatcher.", {"get_free_memory", "state_dict_for_saving", "deepclone_multigpu"}, True,
         model_size="", loaded_size="", get_free_memory="device", current_loaded_device="",
         add_patches="patches strength_patch strength_model", clone="disable_dynamic model_override force_deepcopy",
         get_key_patches="filter_prefix",
@@ -74,15 +59,15 @@ CONTRACTS: tuple[Contract, ...] = (
         partially_unload="device_to memory_to_free force_patch_weights", detach="unpatch_all", pre_run="", cleanup="",
         model_patches_models="", deepclone_multigpu="new_load_device models_cache",
     ),
-    *_called(
-        "comfy.model_patcher", {f"ModelPatcher.{name}" for name in ("get_all_callbacks", "add_wrapper_with_key")},
+    *_used(
+        "comfy.model_patcher:",
         ModelPatcher="model load_device offload_device", ModelPatcher__dot__get_all_callbacks="call_type",
         ModelPatcher__dot__apply_hooks="hooks force_apply",
         ModelPatcher__dot__add_wrapper_with_key="wrapper_type key wrapper",
     ),
-    *_called("comfy.patcher_extension", WrapperExecutor="original class_obj wrappers idx"),
-    *_called(
-        "comfy.samplers", {"KSampler", "KSAMPLER.sample", "sampler_object", "CFGGuider.predict_noise"},
+    *_used("comfy.patcher_extension:", WrapperExecutor="original class_obj wrappers idx"),
+    *_used(
+        "comfy.samplers:",
         KSampler="", sampler_object="name",
         KSAMPLER__dot__sample="model_wrap sigmas extra_args callback noise latent_image denoise_mask disable_pbar",
         CFGGuider__dot__predict_noise="x timestep model_options seed",
@@ -90,29 +75,29 @@ CONTRACTS: tuple[Contract, ...] = (
         cfg_function="model cond_pred uncond_pred cond_scale x timestep model_options cond uncond",
         sampling_function="model x timestep uncond cond cond_scale model_options seed",
     ),
-    *_called(
-        "comfy.sd", {"load_diffusion_model", "load_diffusion_model_state_dict"},
+    *_used(
+        "comfy.sd:",
         load_checkpoint_guess_config="ckpt_path output_vae output_clip output_clipvision embedding_directory "
         "output_model",
         load_diffusion_model="unet_path model_options", load_diffusion_model_state_dict="sd model_options metadata",
         VAE="sd device metadata", VAE__dot__decode="samples_in", VAE__dot__encode="pixel_samples",
     ),
-    *_called(
-        "comfy.model_detection", unet_prefix_from_state_dict="state_dict",
+    *_used(
+        "comfy.model_detection:", unet_prefix_from_state_dict="state_dict",
         model_config_from_unet="state_dict unet_key_prefix metadata",
         convert_diffusers_mmdit="state_dict output_prefix",
     ),
-    *_called(
-        "comfy.supported_models_base", BASE__dot__set_inference_dtype="dtype manual_cast_dtype",
+    *_used(
+        "comfy.supported_models_base:", BASE__dot__set_inference_dtype="dtype manual_cast_dtype",
         BASE__dot__get_model="state_dict prefix device", BASE__dot__process_unet_state_dict="state_dict",
     ),
-    *_called(
-        "comfy.model_base", BaseModel="model_config", BaseModel__dot__extra_conds="kwargs",
+    *_used(
+        "comfy.model_base:", BaseModel="model_config", BaseModel__dot__extra_conds="kwargs",
         BaseModel__dot__scale_latent_inpaint="sigma noise latent_image",
         BaseModel__dot__apply_model="x t c_concat c_crossattn control transformer_options",
     ),
-    *_called(
-        "comfy.model_management", newer={"get_all_torch_devices"}, get_all_torch_devices="",
+    *_used(
+        "comfy.model_management:", newer={"get_all_torch_devices"}, get_all_torch_devices="",
         free_memory="memory_required device", minimum_inference_memory="", get_torch_device="",
         load_models_gpu="models force_patch_weights", unet_offload_device="",
         unet_dtype="device model_params supported_dtypes weight_dtype",
@@ -120,27 +105,27 @@ CONTRACTS: tuple[Contract, ...] = (
         throw_exception_if_processing_interrupted="", cast_to_device="tensor device dtype copy",
         lora_compute_dtype="device", InterruptProcessingException="", vae_dtype="device allowed_dtypes",
     ),
-    *_called(
-        "comfy.utils", newer={"string_to_seed"}, state_dict_prefix_replace="state_dict replace_prefix filter_keys",
+    *_used(
+        "comfy.utils:", newer={"string_to_seed"}, state_dict_prefix_replace="state_dict replace_prefix filter_keys",
         weight_dtype="sd", convert_old_quants="state_dict model_prefix metadata", pack_latents="latents",
         unpack_latents="combined_latent latent_shapes", string_to_seed="data",
         load_torch_file="ckpt return_metadata",
     ),
-    *_called(
-        "comfy.lora", newer={"calculate_shape"},
+    *_used(
+        "comfy.lora:", newer={"calculate_shape"},
         calculate_weight="patches weight key intermediate_dtype original_weights",
         calculate_shape="patches weight key original_weights",
     ),
-    *_called("comfy.float", stochastic_rounding="value dtype seed"),
-    *_called(
-        "comfy.conds", CONDRegular="cond", CONDRegular__dot__concat="others", CONDCrossAttn__dot__concat="others",
+    *_used("comfy.float:", stochastic_rounding="value dtype seed"),
+    *_used(
+        "comfy.conds:", CONDRegular="cond", CONDRegular__dot__concat="others", CONDCrossAttn__dot__concat="others",
         CONDNoiseShape="cond", CONDConstant="cond",
     ),
-    *_called("comfy.model_sampling", EPS="", CONST="", V_PREDICTION=""),
-    *_called("comfy.ops", newer={"linear_input_act"}, linear_input_act="linear x input_act"),
-    *_called("comfy.quant_ops", QuantizedTensor=""),
-    *_called(
-        "comfy.ldm.modules.attention",
+    *_used("comfy.model_sampling:", EPS="", CONST="", V_PREDICTION=""),
+    *_used("comfy.ops:", newer={"linear_input_act"}, linear_input_act="linear x input_act"),
+    *_used("comfy.quant_ops:", QuantizedTensor=""),
+    *_used(
+        "comfy.ldm.modules.attention:",
         attention_pytorch="q k v heads mask attn_precision skip_reshape skip_output_reshape",
     ),
 )  # fmt: skip
