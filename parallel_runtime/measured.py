@@ -47,14 +47,18 @@ def keep(folder: Path | None, key: str, measured: Any) -> None:
 def software() -> str:
     """The software that measured speeds depend on: the driver's version and torch's."""
     try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = "none"
-    try:
         driver = " ".join(_DRIVER.read_text(encoding="utf-8", errors="replace").partition("\n")[0].split())
     except OSError:  # no NVIDIA driver, or a sandbox that hides it
         driver = "unknown"
-    return f"driver {driver} | torch {torch}"
+    return f"driver {driver} | torch {find_version('torch') or 'none'}"
+
+
+def find_version(package: str) -> str | None:
+    """Of an installed package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _path(folder: Path, key: str) -> Path:

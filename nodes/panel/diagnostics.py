@@ -6,6 +6,7 @@ import json
 import platform
 from pathlib import Path
 
+from parallel_runtime.measured import find_version
 from workers.pool_log import read_tail
 
 from .status import clean, read_status
@@ -27,7 +28,6 @@ _LINES = 60
 def write_diagnostics() -> str:
     """The text."""
     from workers.client.pool_registry import known_pools
-    from workers.doctor.machine import find_version
 
     lines = ["Parallel DiT diagnostics", f"Python {platform.python_version()}, {platform.platform()}"]
     lines += [f"{name} {find_version(name) or 'is missing'}" for name in PACKAGES]

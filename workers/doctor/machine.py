@@ -13,10 +13,11 @@ import subprocess
 import sys
 import warnings
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import psutil
+
+from parallel_runtime.measured import find_version
 
 from ..driver import DriverGpu, find_links, list_gpus
 from ..launch import PACK_ROOT
@@ -113,14 +114,6 @@ def _probe() -> dict[str, Any]:
         return found
     last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "nothing").strip()
     return {"problem": f"torch could not be asked about the GPUs (exit code {done.returncode}): {last}"}
-
-
-def find_version(name: str) -> str | None:
-    """Of an installed package."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def see_torch() -> dict[str, Any]:

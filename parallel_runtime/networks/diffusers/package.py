@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from packaging.version import Version
 
 from ...errors import UnsupportedModelError
+from ...measured import find_version
 from ...said import said
 
 OLDEST = "0.42"
@@ -16,10 +16,8 @@ OLDEST = "0.42"
 
 def is_installed() -> bool:
     """Whether a version is there that is new enough; other packs may have brought an older one."""
-    try:
-        return find_spec("diffusers") is not None and Version(version("diffusers")) >= Version(OLDEST)
-    except PackageNotFoundError:
-        return False
+    found = find_version("diffusers")
+    return found is not None and find_spec("diffusers") is not None and Version(found) >= Version(OLDEST)
 
 
 def absent(problem: Exception | None = None) -> UnsupportedModelError:
