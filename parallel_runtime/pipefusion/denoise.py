@@ -32,13 +32,12 @@ class _PatchRun:
 
     @property
     def model_input(self) -> torch.Tensor:
-        return self.denoiser.see(self.evaluation).model_input
+        return self.denoiser.model_input(self.evaluation)
 
     def advance(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Take the outputs of the CFG branches; return what the run asks for next (at its end x), and the denoised
         patch."""
-        seen = self.denoiser.see(self.evaluation)
-        denoised = self.denoiser.finish(self.evaluation, seen, [output.float() for output in outputs])
+        denoised = self.denoiser.finish(self.evaluation, [output.float() for output in outputs])
         try:
             self.evaluation = self.run.send(denoised)
         except StopIteration as finished:

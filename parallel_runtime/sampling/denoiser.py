@@ -90,25 +90,10 @@ class Inpaint:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """An evaluation as the transformer gets it.
-
-    Args:
-        x: latent after inpainting, before scaling; outputs are read against it.
-        model_input: (B, C, ...) float32.
-        timestep: (B,) float32, in ComfyUI's convention for the family.
-    """
-
-    x: torch.Tensor
-    model_input: torch.Tensor
-    timestep: torch.Tensor
-
-
-@dataclass(frozen=True)
 class Denoiser:
     """`denoise(evaluation)`: what samplers call, made of `predict`. Works on any part of a latent.
 
-    A pipeline, in which other ranks run the transformer, uses the halves `see` and `finish` instead of the call.
+    A pipeline, in which other ranks run the transformer, uses `model_input` and `finish` instead of the call.
 
     Args:
         predict: see `Predict`; may return a lower precision, the latent stays in x's.
@@ -129,23 +114,25 @@ class Denoiser:
 
     def __call__(self, evaluation: Evaluation) -> torch.Tensor:
         """Return the denoised latent, shape and dtype of the evaluation's x."""
-        seen = self.see(evaluation)
-        return self.finish(evaluation, seen, self.predict(seen.model_input, seen.timestep))
-
-    def see(self, evaluation: Evaluation) -> Seen:
-        """Return what the transformer is to see."""
-        x, sigma = evaluation.x, evaluation.sigma
-        if self.inpaint is not None:
-            x = self.inpaint.before(x, sigma, self.prediction)
         # float32 up to the embedder: a timestep rounded to bf16 is a different timestep.
-        timestep = self.timesteps[evaluation.level].float().expand(x.shape[0])
-        return Seen(x, self.prediction.model_input(x, sigma), timestep)
+        timestep = self.timesteps[evaluation.level].float().expand(evaluation.x.shape[0])
+        return self.finish(evaluation, self.predict(self.model_input(evaluation), timestep))
 
-    def finish(self, evaluation: Evaluation, seen: Seen, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the denoised latent from the outputs of the CFG branches."""
-        branches = [self.prediction.denoised(seen.x, output, evaluation.sigma) for output in outputs]
+    def model_input(self, evaluation: Evaluation) -> torch.Tensor:
+        """Return what the transformer is to see, (B, C, ...) float32."""
+        return self.prediction.model_input(self._inpainted(evaluation), evaluation.sigma)
+
+    def finish(self, evaluation: Evaluation, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the denoised latent from the outputs of the CFG branches, read against the latent before scaling."""
+        x = self._inpainted(evaluation)
+        branches = [self.prediction.denoised(x, output, evaluation.sigma) for output in outputs]
         denoised = combine_branches(branches, self.cfg)
         return denoised if self.inpaint is None else self.inpaint.after(denoised)
+
+    def _inpainted(self, evaluation: Evaluation) -> torch.Tensor:
+        if self.inpaint is None:
+            return evaluation.x
+        return self.inpaint.before(evaluation.x, evaluation.sigma, self.prediction)
 
     def part(self, index: Any) -> Denoiser:
         """The same for a part of the latent, named by a tensor index."""
