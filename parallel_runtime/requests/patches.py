@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 CARRIED, PATCHES, REPLACED, OBJECTS, TOGETHER = "carried", "patches", "replaced", "objects", "together"
@@ -42,11 +42,6 @@ class Patch:
     kept: int = 0
     since: int = 0
     values: Mapping[str, Any] = field(default_factory=dict)
-
-
-def map_patch(patch: Patch, function: Callable[[Any], Any]) -> Patch:
-    """The patch with each of its values replaced."""
-    return replace(patch, values={name: function(each) for name, each in patch.values.items()})
 
 
 def attached_in(value: Any) -> list[Attached]:

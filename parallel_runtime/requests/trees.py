@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from ..errors import RequestError
 from ..said import said
-from .patches import Attached, Patch, map_patch
+from .patches import Attached, Patch
 
 _DEEPEST = 8
 _OBJECTS = "comfy.ldm."
@@ -115,7 +116,7 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map_tensors(item, function) for item in value)
     if isinstance(value, Patch):
-        return map_patch(value, lambda item: map_tensors(item, function))
+        return replace(value, values=map_tensors(dict(value.values), function))
     if _is_object(value):
         made: Any = object.__new__(type(value))
         made.__dict__.update(map_tensors(vars(value), function))
