@@ -8,19 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 
 Border = tuple[torch.Tensor | None, torch.Tensor | None]
 """Rows of the neighbour above and of the one below; None at the picture's border."""
-
-
-def share_rows(rows: int, ranks: int) -> tuple[int, ...]:
-    """How many of so many rows each rank gets: as alike as they can be."""
-    ends = [rows * rank // ranks for rank in range(ranks + 1)]
-    return tuple(end - start for start, end in pairwise(ends))
 
 
 @dataclass(frozen=True)

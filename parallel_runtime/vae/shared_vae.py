@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..mesh.agreement import failing_at_the_next_vote
+from ..networks.shares import split_sizes
 from ..replaced import replaced
 from .families import Half, find_half
 from .row_functions import RowFunctions
-from .rows import Rows, share_rows
+from .rows import Rows
 from .tiles import cut, find_tiled, shared_tiles
 
 LEAST = 2
@@ -103,7 +104,7 @@ def run_half(
             vote()
             now_and_then()
 
-        rows = Rows(rank, tuple(unit * share for share in share_rows(x.shape[-2] // unit, ranks)), vote, group)
+        rows = Rows(rank, tuple(unit * share for share in split_sizes(x.shape[-2] // unit, ranks)), vote, group)
         own = rows.cut(x)
         x.set_()  # type: ignore[call-overload]  # whoever called holds it, too
         functions = RowFunctions(half, rows, vote_now_and_then, fused)

@@ -11,7 +11,7 @@ import parallel_runtime.vae
 from parallel_runtime.vae import channels_last
 from parallel_runtime.vae.families import Half
 from parallel_runtime.vae.row_functions import RowFunctions
-from parallel_runtime.vae.rows import Rows, share_out, share_rows
+from parallel_runtime.vae.rows import Rows, share_out
 from parallel_runtime.vae.shared_vae import run_half
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.comfyui_vaes import plain_kernels
@@ -121,8 +121,7 @@ def test_kernels_are_used_where_all_ranks_have_them(fused):
     assert torch.allclose(made, F.silu(F.group_norm(x, 2)), atol=1e-5)
 
 
-def test_rows_are_shared_as_alike_as_they_can_be():
-    assert share_rows(11, 3) == (3, 4, 4)
+def test_rows_are_shared_out_in_proportion():
     assert share_out(88, 11, (3, 4, 4)) == [24, 32, 32]
     with pytest.raises(ValueError, match="cannot be shared"):
         share_out(12, 11, (3, 4, 4))
