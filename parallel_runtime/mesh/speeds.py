@@ -17,18 +17,15 @@ _STEP = 0.05
 another set of shapes for compiled graphs."""
 
 
-def measure_speeds(device: torch.device, world_size: int, dtype: torch.dtype = torch.bfloat16) -> list[float] | None:
+def measure_speeds(device: torch.device, world_size: int) -> list[float] | None:
     """Return the speed of every rank, the fastest 1.0, or None where the devices are of one kind.
 
     Collective over the default group, on CPU tensors. Devices of one name are equal by definition, so that nothing is
     measured on them; where names differ, every rank is measured. All ranks get the same numbers.
-
-    Args:
-        dtype: of the models; in which one GPU is ahead of another depends on it.
     """
     if not devices_unlike(device, world_size):
         return None
-    measured = gather_from_ranks([_products_per_second(device, dtype)], world_size)
+    measured = gather_from_ranks([_products_per_second(device)], world_size)
     return relative_speeds([speed for (speed,) in measured])
 
 
@@ -61,8 +58,9 @@ def gather_from_ranks(numbers: list[float], world_size: int) -> list[list[float]
     return [part.tolist() for part in everyone]
 
 
-def _products_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    one, other = torch.randn(2, _SIZE, _SIZE, device=device, dtype=dtype).unbind(0)
+def _products_per_second(device: torch.device) -> float:
+    # In the type of most models: in which one GPU is ahead of another depends on it.
+    one, other = torch.randn(2, _SIZE, _SIZE, device=device, dtype=torch.bfloat16).unbind(0)
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for call in range(_WARM_CALLS + _TIMED_CALLS):
         if call == _WARM_CALLS:
