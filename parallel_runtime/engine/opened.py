@@ -29,11 +29,10 @@ from ..networks.facts import describe
 from ..networks.marked_blocks import mark_blocks
 from ..networks.network import Network
 from ..networks.tables.diffusers import DIFFUSERS
+from ..planning.coming_blocks import Coming
 from ..requests.facts import ModelFacts
 from ..requests.requests import ComfyuiCode, Load
 from ..said import said
-from ..streaming.block_stream import SLOTS, BlockStream
-from ..streaming.deal import held_blocks
 from ..streaming.dealer import Dealer
 from .family import DiffusersFamily, Family
 
@@ -85,19 +84,18 @@ class Opened(ABC):
 
     def costs(self, owned: tuple[int, int] | None, dealer: Dealer | None) -> int:
         """Bytes that the weights take from the device, about."""
-        sizes = [size * self.facts.bytes_per_parameter for size in self.facts.block_sizes]
+        facts = self.facts
         if dealer is not None:
-            sizes = BlockStream(dealer.resident).coming(sizes)
-            coming = min(sum(sizes), self.weight_bytes)
-            held = held_blocks(dealer.held, len(sizes))
-            streamed = [size for block, size in enumerate(sizes) if block not in held]
-            beside = dealer.device_bytes(sizes) - sum(streamed)  # a share of all, less what is not here
-            return self.weight_bytes + beside * coming // sum(sizes) + SLOTS * max(streamed, default=0)
+            coming = Coming(dealer.mode, dealer.ranks, dealer.resident)
+            return self.in_file(coming.kept_bytes(facts, dealer.held))
         if owned is None:
             return self.weight_bytes
-        blocks = self.facts.block_sizes
-        others = sum(blocks) - sum(blocks[slice(*owned)])
-        return int(self.weight_bytes * (1 - others / max(1, self.facts.parameters)))
+        others = facts.block_parameters - sum(facts.block_sizes[slice(*owned)])
+        return self.in_file((facts.parameters - others) * facts.bytes_per_parameter)
+
+    def in_file(self, planned: float) -> int:
+        """Bytes of this file for those that plans reckon with, in which all numbers have equally many."""
+        return int(planned * self.weight_bytes / (self.facts.parameters * self.facts.bytes_per_parameter))
 
     def smaller(self, costs: int, device: torch.device) -> list[str]:
         """What would need less than these bytes, as sentences."""

@@ -33,10 +33,8 @@ def prepare_survey(state: RankState, request: Survey) -> Prepared:
     config = ParallelConfig.from_mapping(load.config)
     machine = replace(load.machine or CPU, speeds=tuple(state.meshes.speeds or ()), free_each=())
     opened = state.open(load)
-    facts, weight_bytes = opened.facts, opened.weight_bytes
-    wish = Wish(config, load.ranks, facts, TYPICAL, machine)
-    cost = choose(replace(wish, config=choose_weights(wish, weight_bytes))).cost
-    needs = int(cost.weight_bytes * weight_bytes / (facts.parameters * facts.bytes_per_parameter))
+    wish = Wish(config, load.ranks, opened.facts, TYPICAL, machine)
+    needs = opened.in_file(choose(replace(wish, config=choose_weights(wish, opened.weight_bytes))).cost.weight_bytes)
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Tell what each rank has."""

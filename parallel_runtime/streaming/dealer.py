@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +50,3 @@ class Dealer:
                 "These GPUs cannot read each other's memory, so that weights cannot be spread over them.",
                 "Set weights to host.",
             )
-
-    def device_bytes(self, sizes: Sequence[int]) -> int:
-        """What a rank's shares of such blocks take of its device, about."""
-        return -(-sum(sizes) // self.ranks) if self.on_device else 0
