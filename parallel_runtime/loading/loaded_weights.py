@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 
 import torch
 from torch import nn
@@ -17,8 +16,7 @@ from torch import nn
 from ..networks.diffusers.key_rules import OriginalWeights
 from ..patching.comfyui_patches import is_of_gguf
 from ..patching.patch_data import UNPATCHED
-from ..streaming.block_stream import SLOTS, BlockStream
-from ..streaming.deal import aligned
+from ..streaming.block_stream import BlockStream
 from ..streaming.dealer import Dealer
 from ..streaming.share_memory import HostShare
 from ..streaming.shared_blocks import SharedBlocks
@@ -249,9 +247,14 @@ class LoadedWeights:
             for index, part in enumerate(parts(weight))
             if index or name not in self._places
         }
-        own_starts, own_size = lay_out(own)
         sizes = [each for _, each in layouts]
-        places, size = self._blocks_behind(own_size, sizes)
+        turns = self.stream.turns(len(sizes)) if self.stream is not None else []
+        # Blocks that come lie behind what stays: in slots, as large as the largest that uses one, or each in its place.
+        spots = [(f"block {block}" if turn is None else f"slot {turn}", -1) for block, turn in enumerate(turns)]
+        for spot, each in zip(spots, sizes, strict=True):
+            own[spot] = max(each, own.get(spot, 0))
+        starts, size = lay_out(own)
+        places = [starts[spot] for spot in spots]
         arena = make_arena(size, self.device)
         if self._dealer is not None and self.stream is not None:
             self.shared = SharedBlocks(self._dealer, sizes)
@@ -262,10 +265,11 @@ class LoadedWeights:
             if weight not in placed:
                 of = []
                 for index, part in enumerate(parts(weight)):
-                    start = own_starts.get((name, index), 0)
                     if not index and name in self._places:
                         block, start = self._places[name]
                         start += places[block]
+                    else:
+                        start = starts[name, index]
                     strides = torch.empty_like(part, device="meta").stride()
                     of.append(place_tensor(arena, start, part.shape, part.dtype, strides))
                 made = made_of(weight, of)
@@ -279,19 +283,6 @@ class LoadedWeights:
         self.keeps_addresses = arena.keeps_addresses and self.shared is None
         self.size = size + (self.shared.device_bytes if self.shared is not None else 0)
         return opened
-
-    def _blocks_behind(self, start: int, sizes: Sequence[int]) -> tuple[list[int], int]:
-        """Where in the region blocks of these sizes are that come, behind what stays: in slots, or each in its place;
-        and bytes of the region."""
-        turns = self.stream.turns(len(sizes)) if self.stream is not None else []
-        slot = max((size for size, turn in zip(sizes, turns, strict=True) if turn is not None), default=0)
-        lengths = [slot] * (SLOTS if slot else 0) + [
-            size for size, turn in zip(sizes, turns, strict=True) if turn is None
-        ]
-        starts = list(accumulate((aligned(length) for length in lengths), initial=aligned(start)))
-        own = iter(starts[SLOTS if slot else 0 :])
-        places = [next(own) if turn is None else starts[turn] for turn in turns]
-        return places, (starts[-2] + lengths[-1] if lengths else start)
 
     def _coming(self, network: nn.Module, weights: Mapping[str, torch.Tensor]) -> list[list[str]]:
         """Of each block that comes, the matrices. Biases, norms and scales are next to nothing, and stay."""

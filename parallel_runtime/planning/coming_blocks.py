@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 from ..config import STREAMED, ParallelConfig
 from ..requests.facts import LinkFacts, MachineFacts, ModelFacts
-from ..streaming.deal import held_blocks, resident_blocks
-
-SLOTS = 2
-"""As `streaming.block_stream` has it; here without torch."""
+from ..streaming.deal import SLOTS, held_blocks, resident_blocks
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from .deal import held_blocks, resident_blocks
+from .deal import SLOTS, held_blocks, resident_blocks
 from .shared_blocks import SharedBlocks
 
 _T = TypeVar("_T")
-
-SLOTS = 2
 
 
 class BlockStream:
@@ -144,23 +142,20 @@ class BlockStream:
         self._holds[slot] = block
 
 
-class _StreamedForward:
+def _streamed(forward: Callable[..., Any], stream: BlockStream, number: int) -> Callable[..., Any]:
     """The forward of a block that waits for its weights: as it is, compiled, or while it is recorded."""
 
-    def __init__(self, forward: Callable[..., Any], stream: BlockStream, number: int):
-        self._forward = forward
-        self._stream = stream
-        self._number = number
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._stream.before(self._number)
-        returned = self._forward(*args, **kwargs)
-        self._stream.after(self._number)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        stream.before(number)
+        returned = forward(*args, **kwargs)
+        stream.after(number)
         return returned
+
+    return run
 
 
 def stream_forwards(blocks: Sequence[nn.Module], stream: BlockStream) -> None:
     """Let the forwards of a network's blocks, all of them in their order, wait for their weights: outside of what is
     compiled of them."""
     for number, block in enumerate(stream.coming(blocks)):
-        block.forward = _StreamedForward(block.forward, stream, number)
+        block.forward = _streamed(block.forward, stream, number)

@@ -9,6 +9,9 @@ from itertools import accumulate
 ALIGNMENT = 512
 """Bytes; as PyTorch's allocator aligns, so that kernels for well aligned operands stay in use."""
 
+SLOTS = 2
+"""Places on a device that the blocks which come to it use in turn."""
+
 
 def aligned(size: int) -> int:
     """Bytes, rounded up: a tensor or a piece that begins there begins with a whole number."""

@@ -8,13 +8,12 @@ import pytest
 
 from benchmarks.flux_facts import FLUX_DEV
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.planning.coming_blocks import SLOTS, Coming
+from parallel_runtime.planning.coming_blocks import Coming
 from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.plan import choose
 from parallel_runtime.planning.weights_choice import choose_weights, ways_out
 from parallel_runtime.planning.wish import TYPICAL, Wish
 from parallel_runtime.requests.facts import CPU, ETHERNET, GIB, HOST_MEMORY, NVLINK, PCIE, known_gpu
-from parallel_runtime.streaming import block_stream
 from parallel_runtime.streaming.deal import resident_blocks
 
 AUTO = ParallelConfig()
@@ -262,7 +261,3 @@ def test_what_does_not_fit_is_said_with_two_ways_out():
     assert "so that may not fit. Set weights in Parallel Config to spread: that needs about" in text
     assert "and stages to 1" in ways_out(Wish(ParallelConfig(pipe=2), 2, FLUX_DEV, TYPICAL, SMALL), WEIGHTS)[0]
     assert ways_out(Wish(whole, 2, FLUX_DEV, TYPICAL, replace(SMALL, memory_bytes=GIB)), WEIGHTS) == []
-
-
-def test_slots_are_those_of_the_stream():
-    assert SLOTS == block_stream.SLOTS
