@@ -46,7 +46,7 @@ def open_network(network: nn.Module, left: LeftInFile | None) -> OpenFile:
         if left is None:
             return parts(weights[name])[part]
         source = left.parts(weights[name])[part]
-        return left.place(source) or source
+        return left.file.place(source) or source
 
     return OpenFile(network, OriginalWeights(WeightRule(name, name) for name in weights), find)
 

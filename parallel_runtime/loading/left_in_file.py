@@ -69,11 +69,6 @@ class LeftInFile(TorchFunctionMode):
         """What a weight consists of (weight_parts.py), with its numbers: in the file where that has them."""
         return [self._sources[weight]] if weight in self._sources else parts(weight)
 
-    def place(self, source: torch.Tensor) -> Place | None:
-        """Where one of `parts` lies; None where the file has not its numbers as they are."""
-        start = self.file.start(source)
-        return None if start is None else Place(self.file.path, start, source.dtype)
-
 
 _NORESERVE = 0x4000
 """Linux's MAP_NORESERVE, which Python has a name for since 3.11: a file may be larger than the memory."""
@@ -108,12 +103,12 @@ class MappedFile:
                 flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=header.starts[name])
             self.tensors[name] = flat.view(info.shape)
 
-    def start(self, tensor: torch.Tensor) -> int | None:
-        """The byte of the file at which a tensor's numbers lie one after the other; None where they do not, or where
-        somebody has written to them, as the loader does where it converts diffusers' layout."""
+    def place(self, tensor: torch.Tensor) -> Place | None:
+        """Where a tensor's numbers lie in the file, one after the other; None where they do not, or where somebody has
+        written to them, as the loader does where it converts diffusers' layout."""
         if tensor.is_meta or tensor.device.type != "cpu" or not tensor.numel() or not tensor.is_contiguous():
             return None
         if tensor.is_inference() or tensor._version:
             return None
         start = tensor.data_ptr() - self._begin
-        return start if 0 <= start < self._size else None
+        return Place(self.path, start, tensor.dtype) if 0 <= start < self._size else None

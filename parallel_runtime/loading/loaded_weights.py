@@ -22,7 +22,7 @@ from ..streaming.share_memory import HostShare
 from ..streaming.shared_blocks import SharedBlocks
 from .arena import Arena, lay_out, make_arena, place_tensor
 from .open_file import OpenFile, Reader
-from .reading import OnBytes, Piece, read_anywhere, to_device, to_host
+from .reading import OnBytes, Piece, Place, read_anywhere, split, to_device, to_host
 from .weight_parts import alike, as_bytes, as_parameter, made_of, parts, put, weights_of
 
 FindCopy = Callable[[int], HostShare | None]
@@ -313,10 +313,11 @@ class LoadedWeights:
         block, start = self._places[name]
         if not self.shared.keeps(block, start, start + matrix.nbytes):
             return []
-        whole = opened.pieces(name, 0, torch.empty(matrix.numel(), dtype=matrix.dtype, device="meta"))
-        if whole is None:
-            self.shared.write(block, start, as_bytes(opened.numbers(name, 0).to(matrix.dtype)))
+        found = opened.find(name, 0)
+        if isinstance(found, torch.Tensor):
+            self.shared.write(block, start, as_bytes(found.to(matrix.dtype)))
             return []
+        whole = split(found, torch.empty(matrix.numel(), dtype=matrix.dtype, device="meta"))
         first, last, memory = self.shared.own_piece(block)
         return [part for piece in whole for part in own_part(piece, start, first, last, memory)]
 
@@ -328,10 +329,11 @@ def rotating(shape: Sequence[int]) -> bool:
 
 def _fill(opened: OpenFile, name: str, index: int, part: torch.Tensor) -> list[Piece]:
     """What fills a part; nothing where it has its numbers now."""
-    pieces = opened.pieces(name, index, part.view(-1)) if part.is_contiguous() else None
-    if pieces is None:
-        part.copy_(opened.numbers(name, index))
-    return pieces or []
+    found = opened.find(name, index)
+    if isinstance(found, Place):
+        return list(split(found, part.view(-1)))
+    part.copy_(found)
+    return []
 
 
 def own_part(piece: Piece, start: int, first: int, last: int, memory: torch.Tensor) -> list[Piece]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,9 +16,10 @@ from ..networks.stages import all_blocks, let_go
 from ..networks.tables.blocks import Blocks
 from ..said import said
 from .files import Identity, identity
-from .reading import OnBytes, Piece, Place, split
+from .reading import OnBytes, Place
 
 
+@dataclass(frozen=True)
 class OpenFile:
     """A file that is about to be read; holds whatever that needs.
 
@@ -28,25 +30,9 @@ class OpenFile:
             numbers, on the host.
     """
 
-    def __init__(self, network: nn.Module, names: OriginalWeights, find: Callable[[str, int], Place | torch.Tensor]):
-        self.network = network
-        self.names = names
-        self._find = find
-
-    def pieces(self, name: str, part: int, target: torch.Tensor) -> list[Piece] | None:
-        """What of the file fills a part of a weight; None where the file has it not as it is.
-
-        Args:
-            target: (numbers,), contiguous.
-        """
-        place = self._find(name, part)
-        return list(split(place.file, place.start, place.stored, target)) if isinstance(place, Place) else None
-
-    def numbers(self, name: str, part: int) -> torch.Tensor:
-        """A part that no pieces fill, on the host."""
-        found = self._find(name, part)
-        assert isinstance(found, torch.Tensor)
-        return found
+    network: nn.Module
+    names: OriginalWeights
+    find: Callable[[str, int], Place | torch.Tensor]
 
 
 class Reader(ABC):

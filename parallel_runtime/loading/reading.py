@@ -37,18 +37,27 @@ OnBytes = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Neighbouring numbers of a file, and where they go.
+class Place:
+    """Numbers of a file that lie one after the other.
 
     Args:
         start: byte of the file.
         stored: their type there.
-        target: (numbers,), of the same type or of any floating-point type.
     """
 
     file: Path
     start: int
     stored: torch.dtype
+
+
+@dataclass(frozen=True)
+class Piece(Place):
+    """Numbers of a file that are read at once, and where they go.
+
+    Args:
+        target: (numbers,), of the same type or of any floating-point type.
+    """
+
     target: torch.Tensor
 
     @property
@@ -57,26 +66,12 @@ class Piece:
         return self.target.numel() * self.stored.itemsize
 
 
-@dataclass(frozen=True)
-class Place:
-    """Numbers of a file that lie one after the other: the byte at which they begin, and their type there."""
-
-    file: Path
-    start: int
-    stored: torch.dtype
-
-
-def split(file: Path, start: int, stored: torch.dtype, target: torch.Tensor) -> Iterator[Piece]:
-    """Numbers of a file that lie one after the other, as pieces.
-
-    Args:
-        start: byte of the file.
-        stored: their type there.
-        target: (numbers,) where they go.
-    """
-    most = BUFFER // stored.itemsize
+def split(place: Place, target: torch.Tensor) -> Iterator[Piece]:
+    """Numbers of a file and where they go, (numbers,), as pieces."""
+    most = BUFFER // place.stored.itemsize
     for first in range(0, target.numel(), most):
-        yield Piece(file, start + first * stored.itemsize, stored, target[first : first + most])
+        start = place.start + first * place.stored.itemsize
+        yield Piece(place.file, start, place.stored, target[first : first + most])
 
 
 def read_anywhere(pieces: Sequence[Piece], on_bytes: OnBytes) -> None:
@@ -103,7 +98,10 @@ def read(pieces: Sequence[Piece], device: torch.device, on_bytes: OnBytes) -> No
         # Threads copy on streams of their own: what the caller's still does in memory that is the targets' by now.
         torch.cuda.current_stream(device).synchronize()
     with contextlib.ExitStack() as stack:
-        files = {file: stack.enter_context(opened(file)) for file in {piece.file for piece in pieces}}
+        files: dict[Path, int] = {}
+        for file in {piece.file for piece in pieces}:
+            with reading(file):
+                files[file] = stack.enter_context(file.open("rb")).fileno()
         readers = stack.enter_context(ThreadPoolExecutor(THREADS, thread_name_prefix="weights"))
         stack.callback(stop.set)  # before the executor's end, which waits for its threads
         running = {readers.submit(_fill, waiting, files, device, counted, stop) for _ in range(THREADS)}
@@ -207,21 +205,6 @@ def _read_exactly(descriptor: int, piece: Piece, buffer: torch.Tensor) -> None:
                 said("{file} became shorter while it was read.", file=piece.file), "Copy the file again."
             )
         done += count
-
-
-@contextlib.contextmanager
-def opened(file: Path) -> Iterator[int]:
-    """The descriptor of a file that is to be read.
-
-    Raises:
-        CheckpointError: it cannot be opened.
-    """
-    with reading(file):
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 class _Buffers:

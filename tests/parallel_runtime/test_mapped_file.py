@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from parallel_runtime.loading.left_in_file import LeftInFile, MappedFile
-from parallel_runtime.loading.reading import read_anywhere, split
+from parallel_runtime.loading.reading import Place, read_anywhere, split
 from parallel_runtime.requests.control import Cancelled
 
 WEIGHT = torch.arange(12, dtype=torch.float32).view(3, 4)
@@ -39,16 +39,16 @@ def test_it_has_the_files_numbers_and_knows_where_they_lie(path):
     assert mapped.metadata == {"by": "hand"}
     assert torch.equal(mapped.tensors["weight"], WEIGHT)
     assert mapped.tensors["none"].shape == (0, 4)
-    begin = mapped.start(mapped.tensors["weight"])
-    assert mapped.start(mapped.tensors["weight"][1:]) == begin + 16
-    assert mapped.start(mapped.tensors["bias"]) == begin + 48
+    begin = mapped.place(mapped.tensors["weight"]).start
+    assert mapped.place(mapped.tensors["weight"][1:]) == Place(path, begin + 16, torch.float32)
+    assert mapped.place(mapped.tensors["bias"]) == Place(path, begin + 48, torch.bfloat16)
     for elsewhere in (mapped.tensors["weight"].T, mapped.tensors["none"], torch.ones(1), torch.ones(1, device="meta")):
-        assert mapped.start(elsewhere) is None
+        assert mapped.place(elsewhere) is None
     before = path.read_bytes()
     mapped.tensors["weight"].mul_(2)  # as some of ComfyUI's conversions do
     assert path.read_bytes() == before
-    assert mapped.start(mapped.tensors["weight"]) is None  # its numbers are not the file's any more
-    assert mapped.start(mapped.tensors["bias"]) is not None
+    assert mapped.place(mapped.tensors["weight"]) is None  # its numbers are not the file's any more
+    assert mapped.place(mapped.tensors["bias"]) is not None
 
 
 def test_a_weight_is_read_in_its_networks_type_and_what_the_loader_made_itself_is_not_read(path):
@@ -59,14 +59,14 @@ def test_a_weight_is_read_in_its_networks_type_and_what_the_loader_made_itself_i
         network.load_state_dict(given)
     assert left.lacking(network) == []
     target, told = torch.empty(12, dtype=torch.bfloat16), []
-    place = left.place(left.parts(network.weight)[0])
+    place = left.file.place(left.parts(network.weight)[0])
     assert place is not None
-    pieces = list(split(place.file, place.start, place.stored, target))
+    pieces = list(split(place, target))
     read_anywhere(pieces, lambda done, total: told.append((done, total)))
     assert torch.equal(target.view(3, 4), WEIGHT.bfloat16())
     assert told[-1] == (48, 48)
     bias = left.parts(network.bias)[0]
-    assert left.place(bias) is None
+    assert left.file.place(bias) is None
     assert torch.equal(bias, torch.full((3,), 2.0, dtype=torch.bfloat16))
 
 
