@@ -38,7 +38,7 @@ def prepare_survey(state: RankState, request: Survey) -> Prepared:
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Tell what each rank has."""
-        held = state.held()
+        held = state.residency.held()
         each = (agreed[_FREE.format(rank)] for rank in range(load.ranks))
         free = tuple(max(1, free // _STEP * _STEP) for free in each)
         return Surveyed(free, 0 if load.model in held else needs, held), {}
@@ -89,7 +89,7 @@ def prepare_load(state: RankState, request: Load, control: Control) -> Prepared:
             together((explain(shown), notes)),
             replace(state.machine, speeds=()),
             loaded.pipe,
-            state.held(),
+            state.residency.held(),
             details_of(shown),
         )
         return answer, {}
@@ -116,7 +116,6 @@ def prepare_release(state: RankState, request: Release) -> Prepared:
             state.meshes.free_memory()
             state.residency.forget_runs()
         freed = state.residency.give_back(request.model, request.park)
-        freed += state.vaes.give_back(request.model)
-        return Finished(bytes_freed=freed, held=state.held()), {}
+        return Finished(bytes_freed=freed, held=state.residency.held()), {}
 
     return Prepared(run_it=work, offers={_UNLOADED: int(not state.residency.has_others(request.model))})

@@ -30,7 +30,7 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
 
     Raises:
         RequestError: no tensor that a VAE takes.
-        As `Vaes.bring`.
+        As `Residency.load_vae`.
     """
     x = meta["x"]
     if x.ndim not in _DIMS or not x.numel():
@@ -43,7 +43,7 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
     ranks, offers, takes_part = 1, dict[str, int](), False
     kind = request.half, tuple(x.shape)
     if state.rank < request.ranks:
-        held = state.vaes.bring(request, control)
+        held = state.residency.load_vae(request, control)
         weights = held.weights
         assert isinstance(weights, VaeWeights)
         tried = weights.tried

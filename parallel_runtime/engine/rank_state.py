@@ -31,7 +31,6 @@ from .plan_meshes import Meshes
 from .prepared import Prepared
 from .residency import Residency
 from .resident import Resident
-from .vaes import Vaes
 
 _MEASURED = 64
 """Sizes of requests of which the last peak is known."""
@@ -74,7 +73,6 @@ class RankState:
         self.world_size = world_size
         pool = os.environ.get("PARALLEL_DIT_POOL")  # its private folder on this host; a script has none
         self.residency = Residency(device, rank, folder=Path(pool) if pool else None)
-        self.vaes = Vaes(self.residency.store)
         self.conditionings = ConditioningStore()
         self.patches = PatchStore()
         self.arriving: dict[int, dict[str, torch.Tensor]] = {}
@@ -166,10 +164,6 @@ class RankState:
         network.go_on(agreed, control.before_compiling)
         return network
 
-    def held(self) -> dict[str, int]:
-        """Bytes of weights on this rank's device, by model and VAE."""
-        return {**self.residency.held(), **self.vaes.held()}
-
     def finished(self, placed: Placed | None, repeated: bool = False) -> Finished:
         """The answer of a run.
 
@@ -179,6 +173,6 @@ class RankState:
         """
         return Finished(
             plan=placed.says if placed is not None else Said(""),
-            held=self.held(),
+            held=self.residency.held(),
             details=self._measured(placed) if placed is not None and not repeated else None,
         )

@@ -1,4 +1,4 @@
-"""The models of a rank by the client's names: loading them, and letting them go."""
+"""The models and VAEs of a rank by the client's names: loading them, and letting them go."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import torch
 from ..acceleration.pulse import Pulse
 from ..config import STREAMED
 from ..errors import NotLoadedError
+from ..loading.files import identity
 from ..mesh.mesh import Layout, Mesh
 from ..networks.network import Network
 from ..planning.cut import most_parameters
 from ..planning.weights_choice import ways_out
 from ..planning.wish import Wish
 from ..requests.control import Control
-from ..requests.requests import Load
+from ..requests.requests import Load, RunVae
+from ..said import said
 from ..streaming.dealer import Dealer
+from ..vae.vae_weights import VaeWeights
 from .loaded_model import LoadedModel
 from .opened import Opened
 from .resident import Resident, owned_blocks
@@ -27,10 +30,12 @@ from .weight_store import WeightStore
 MOST = 8
 """Models with their configurations that are kept, with what was compiled of them, whether their weights are there or
 not. Which ones follows from the requests, so that all ranks keep the same."""
+_MOST_VAES = 4
+"""The same of VAEs."""
 
 
 class Residency:
-    """The models of a rank. Which weights are on the device is the store's affair.
+    """The models and VAEs of a rank. Which weights are on the device is the store's affair.
 
     Args:
         folder: see `HostCopies`.
@@ -43,6 +48,7 @@ class Residency:
         self.store = WeightStore(device, rank, folder)
         self.pulse = Pulse(device)
         self._residents: OrderedDict[str, Resident] = OrderedDict()
+        self._vaes: dict[str, LoadedModel] = {}
 
     def get(self, key: str) -> Resident:
         """The model of that name, its weights on the device or not.
@@ -114,9 +120,34 @@ class Residency:
             if model is not None and not reused:
                 self.store.forget(model)
             raise
-        resident = Resident(request.model, opened.family, wish, opened.dtype, network, model, self.store)
+        resident = Resident(request.model, opened.family, wish, opened.dtype, self.store, network, model)
         self._keep(resident)
         return resident, reused
+
+    def load_vae(self, request: RunVae, control: Control) -> LoadedModel:
+        """Have the VAE of a request on the device.
+
+        Raises:
+            CheckpointError, UnsupportedModelError: ComfyUI cannot read its file.
+            OutOfMemoryError: it does not fit.
+            Cancelled: this rank heard of a cancel.
+        """
+        file = request.file
+        stamp = identity(file.path)
+        key = "vae", stamp, file.checkpoint, file.dtype
+        known = self._vaes.pop(request.vae, None)
+        if known is not None and known.key != key:
+            self.store.forget(known)  # the file was replaced
+            known = None
+        if known is None:
+            weights = VaeWeights(file, stamp, self._device)
+            known = LoadedModel(key, said("The VAE of {path}", path=file.path), weights, file.size)
+            self.store.add(known)
+        self._vaes[request.vae] = known
+        while len(self._vaes) > _MOST_VAES:
+            self.store.forget(self._vaes.pop(next(iter(self._vaes))))
+        self.store.activate(known, control.loading)
+        return known
 
     def _keep(self, resident: Resident) -> None:
         self._residents[resident.key] = resident
@@ -138,10 +169,10 @@ class Residency:
                 del model.networks[options]
 
     def give_back(self, name: str, park: bool = False) -> int:
-        """Return a model's weights to the system, and what its runs have left behind. Every rank calls it.
+        """Return a model's or a VAE's weights to the system, and what its runs have left behind. Every rank calls it.
 
         Args:
-            park: keep a copy on the host, where it has memory.
+            park: keep a copy of a model on the host, where it has memory.
 
         Returns:
             Bytes of weights; 0 for a model that is not here.
@@ -149,6 +180,8 @@ class Residency:
         resident = self._residents.get(name)
         model = resident.loaded_model if resident is not None else None
         freed = self.store.give_back(model, park) if model is not None else 0
+        if name in self._vaes:
+            freed += self.store.give_back(self._vaes[name])
         self.store.clean()
         return freed
 
@@ -174,9 +207,6 @@ class Residency:
         return [network for network in networks if network is not None]
 
     def held(self) -> dict[str, int]:
-        """Bytes on this rank's device by model; models with the same weights have them in common."""
-        return {
-            name: resident.size
-            for name, resident in self._residents.items()
-            if resident.loaded_model is not None and resident.loaded_model.weights.here
-        }
+        """Bytes of weights on this rank's device by model and VAE; models may have them in common."""
+        models = {name: resident.loaded_model for name, resident in self._residents.items()} | self._vaes
+        return {name: model.weights.size for name, model in models.items() if model is not None and model.weights.here}

@@ -16,7 +16,7 @@ from ..planning.cut import assign_blocks
 from ..planning.wish import Wish
 from ..requests.facts import ModelFacts
 from .family import Family
-from .loaded_model import LoadedModel
+from .loaded_model import LoadedModel, ignore
 from .weight_store import WeightStore
 
 
@@ -28,18 +28,18 @@ class Resident:
         key: the client's name for it.
         wish: what it was loaded for; `loaded`: the plan whose stages share out the weights, of one stage where every
             rank holds all.
+        store: of its weights.
         network: what runs it, shared with those of equal options; None on a rank that the configuration does not use.
         loaded_model: its weights, shared with all that have the same; None as `network`.
-        store: of its weights; None where there are none but the network's own.
     """
 
     key: str
     family: Family
     wish: Wish
     dtype: torch.dtype
-    network: Network | None
+    store: WeightStore
+    network: Network | None = None
     loaded_model: LoadedModel | None = None
-    store: WeightStore | None = None
 
     @property
     def facts(self) -> ModelFacts:
@@ -51,11 +51,7 @@ class Resident:
         """Bytes of weights that this rank has of it when they are on its device."""
         return 0 if self.loaded_model is None else self.loaded_model.weights.size
 
-    def activate(
-        self,
-        on_bytes: OnBytes = lambda done, total: None,
-        patches: WeightPatches | None = None,
-    ) -> None:
+    def activate(self, on_bytes: OnBytes = ignore, patches: WeightPatches | None = None) -> None:
         """Have the weights on the device; costs nothing where they are. Every use begins with it.
 
         Args:
@@ -64,15 +60,13 @@ class Resident:
         Raises:
             As `WeightStore.activate`.
         """
-        if self.store is None:
-            return
         self.store.make_way(self.loaded_model.key if self.loaded_model is not None else None)
         if self.loaded_model is not None:
             self.store.activate(self.loaded_model, on_bytes, patches)
 
     def prepare_run(self, needs: int) -> None:
         """Let others go where a run may need so many bytes beside the weights; see `WeightStore`."""
-        if self.loaded_model is not None and self.store is not None:
+        if self.loaded_model is not None:
             self.store.prepare_run(self.loaded_model, needs)
 
     def meet(self) -> None:

@@ -14,6 +14,7 @@ from parallel_runtime.denoising.predict import Call, Predictor
 from parallel_runtime.engine.family import DiffusersFamily
 from parallel_runtime.engine.plan_meshes import Meshes
 from parallel_runtime.engine.resident import Resident
+from parallel_runtime.engine.weight_store import WeightStore
 from parallel_runtime.mesh.links import build_links
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
@@ -141,7 +142,7 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
     resident = Resident(
         "m", DiffusersFamily(FLUX, dict(transformer.config)),
         Wish(ParallelConfig(devices="cpu:2"), 2, facts, TYPICAL, CPU, ParallelPlan()), torch.float32,
-        parallelize(transformer, FLUX, single_rank_mesh()),
+        WeightStore(torch.device("cpu"), rank), parallelize(transformer, FLUX, single_rank_mesh()),
     )  # fmt: skip
     meshes = Meshes(rank, world_size)
     outputs = {}
