@@ -65,7 +65,12 @@ class WeightStore:
         if not weights.here or model.used != self._now:
             model.used = self._now = next(self._clock)
             if not weights.here:
-                self._free_memory_for(model.title, model.costs, smaller, on_bytes)
+                if model.costs:
+                    others = self._others(model)
+                    given_back = sum(other.costs for other in others)
+                    # None of the others goes where it would not do to let all of them go.
+                    memory.require(model.costs, self.device, self._rank, model.title, smaller, given_back)
+                    self._park(others, model.costs, on_bytes)
                 self._allocate(
                     lambda: weights.fill(on_bytes, lambda size: self.copies.find(model.key, size)), keep=model
                 )
@@ -107,22 +112,6 @@ class WeightStore:
         self.give_back(model)
         self._models.pop(model.key, None)
 
-    def _free_memory_for(self, title: str, wanted: int, smaller: Sequence[str], on_bytes: OnBytes) -> None:
-        """Park others, the least recently used first, until `wanted` bytes are free.
-
-        Args:
-            smaller: what would need less, as sentences.
-
-        Raises:
-            OutOfMemoryError: it would not do to let all of them go; none has gone then.
-        """
-        if not wanted:
-            return
-        others = self._others(None)
-        given_back = sum(model.costs for model in others)
-        memory.require(wanted, self.device, self._rank, title, smaller, given_back)
-        self._park(others, wanted, on_bytes)
-
     def free_beside(self, keep: LoadedModel, wanted: int, on_bytes: OnBytes) -> None:
         """Park other models than `keep`, the least recently used first, while fewer than `wanted` bytes are free."""
         self._park(self._others(keep), wanted, on_bytes)
@@ -132,7 +121,7 @@ class WeightStore:
         here = [model for model in self._models.values() if model.costs and model.weights.here]
         return memory.free_bytes(self.device) + sum(model.costs for model in here)
 
-    def _others(self, keep: LoadedModel | None) -> list[LoadedModel]:
+    def _others(self, keep: LoadedModel) -> list[LoadedModel]:
         others = [
             model
             for model in self._models.values()
