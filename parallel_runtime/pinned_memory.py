@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
 
@@ -39,3 +40,14 @@ def unregister(address: int) -> None:
         address: of its first byte.
     """
     torch.cuda.cudart().cudaHostUnregister(address)
+
+
+@contextlib.contextmanager
+def pinned(memory: torch.Tensor) -> Iterator[bool]:
+    """Inside, memory is registered, if that works. Not by PyTorch's allocator, which would keep it pinned for ever."""
+    registered = register(memory)
+    try:
+        yield registered
+    finally:
+        if registered:
+            unregister(memory.data_ptr())

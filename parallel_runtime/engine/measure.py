@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,7 @@ from ..attention.choice import resolve_kernel
 from ..attention.kernels import KERNELS
 from ..mesh.groups import ExchangedHeads
 from ..mesh.speeds import gather_from_ranks
-from ..pinned_memory import register, unregister
+from ..pinned_memory import pinned
 from ..requests.facts import HOST_MEMORY, NVLINK, LinkFacts, MachineFacts
 
 _WARM_SECONDS = 0.25
@@ -126,14 +127,10 @@ def measure_host(device: torch.device, world_size: int) -> float:
         10^9 bytes per second of the slowest rank; 0 where one has no such memory.
     """
     host, target = torch.ones(_COPIED, dtype=torch.uint8), torch.empty(_COPIED, dtype=torch.uint8, device=device)
-    pinned = device.type != "cuda" or register(host)
-    try:
+    with pinned(host) if device.type == "cuda" else nullcontext(True) as fast:
         gather_from_ranks([0.0], world_size)  # they begin together
         seconds = _timed(lambda: target.copy_(host, non_blocking=True), _COPIES, device)
-    finally:
-        if pinned and device.type == "cuda":
-            unregister(host.data_ptr())
-    own = host.nbytes / seconds / 1e9 if pinned else 0.0
+    own = host.nbytes / seconds / 1e9 if fast else 0.0
     return min(rate for (rate,) in gather_from_ranks([own], world_size))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from ..errors import CheckpointError
-from ..pinned_memory import register, unregister
+from ..pinned_memory import pinned
 from ..said import said
 from .files import reading
 
@@ -248,14 +248,3 @@ def _buffers(device: torch.device) -> Iterator[_Buffers]:
         stack.callback(stream.synchronize)
         stack.enter_context(torch.cuda.stream(stream))
         yield _PinnedBuffers(buffers)
-
-
-@contextlib.contextmanager
-def pinned(memory: torch.Tensor) -> Iterator[None]:
-    """Pin memory of the host while it lasts. Not by PyTorch's allocator, which would keep it for ever."""
-    registered = register(memory)
-    try:
-        yield
-    finally:
-        if registered:
-            unregister(memory.data_ptr())
