@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -87,11 +87,9 @@ class BlockStream:
         """What has places of its own is not there any more."""
         self._brought = 0
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[None]:
         """Around a call of the network, which may be a replay of its recording."""
-        with self._shared.reading():
-            yield
+        return self._shared.reading()
 
     @contextmanager
     def forward(self) -> Iterator[None]:

@@ -57,7 +57,3 @@ class Deal:
         lengths = (stop - start for start, stop in (self.piece(block, rank) for block in range(len(self.sizes))))
         # The next piece begins aligned, as a kernel that copies it wants.
         return list(accumulate((aligned(length) for length in lengths), initial=0))
-
-    def share(self, rank: int) -> int:
-        """Bytes that a rank keeps."""
-        return self.starts(rank)[-1]

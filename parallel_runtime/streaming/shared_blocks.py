@@ -57,7 +57,7 @@ class SharedBlocks:
     @property
     def size(self) -> int:
         """Bytes of this rank's share."""
-        return self.deal.share(self.dealer.rank)
+        return self._starts[self.dealer.rank][-1]
 
     @property
     def device_bytes(self) -> int:
@@ -104,7 +104,7 @@ class SharedBlocks:
             try:
                 wanted += unfilled_bytes(self._path(rank).read_text().split()[2])
             except FileNotFoundError:  # not made yet, or let go
-                wanted += self.deal.share(rank)
+                wanted += self._starts[rank][-1]
         return wanted
 
     def own_piece(self, block: int) -> tuple[int, int, torch.Tensor]:
@@ -135,7 +135,8 @@ class SharedBlocks:
         """Before this rank changes its share: nobody reads from it any more, and nobody begins to."""
         if self.board[STATE]:
             self.board[STATE] = 0
-            self._wait_until_idle()
+            for rank, board in self._boards_there():
+                wait_for(board, lambda words: words.idle, f"worker {rank} to finish its forward")
 
     def filled(self, state: str) -> None:
         """The share has the weights of this name."""
@@ -213,20 +214,13 @@ class SharedBlocks:
         self.board[STATE] = 0
         self.close()
         if self.on_device:
-            self._wait_until_closed()
+            for rank, board in self._boards_there():
+                wait_for(board, lambda words: not words[OPEN], f"worker {rank} to let shared weights go")
         self._own.close()
         self._own = None
         self.board[MADE] += 1  # others see that it is gone
         if self.dealer.folder is not None:
             self._path(self.dealer.rank).unlink(missing_ok=True)
-
-    def _wait_until_idle(self) -> None:
-        for rank, board in self._boards_there():
-            wait_for(board, lambda words: words.idle, f"worker {rank} to finish its forward")
-
-    def _wait_until_closed(self) -> None:
-        for rank, board in self._boards_there():
-            wait_for(board, lambda words: not words[OPEN], f"worker {rank} to let shared weights go")
 
     def _other_ranks(self) -> list[int]:
         return [rank for rank in range(self.deal.ranks) if rank != self.dealer.rank]
