@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
@@ -59,9 +58,36 @@ def check_weights(transformer: torch.nn.Module, checkpoint: Checkpoint) -> None:
         CheckpointError: tensors are missing or have another shape than the config says.
     """
     wanted = {name: tuple(tensor.shape) for name, tensor in transformer.state_dict().items()}
-    _refuse_missing(checkpoint, wanted)
-    _refuse_misfits(checkpoint, wanted)
-    extra = sorted(set(checkpoint.header) - set(wanted))
+    missing = sorted(wanted.keys() - checkpoint.header.keys())
+    if missing:
+        raise CheckpointError(
+            said(
+                "{path} lacks {missing} of {sources} tensors of {title}, first {missing2}.",
+                path=checkpoint.path,
+                missing=len(missing),
+                sources=len(wanted),
+                title=checkpoint.spec.title,
+                missing2=missing[0],
+            ),
+            "Download the file again, or choose a complete one.",
+        )
+    misfits = [name for name, shape in wanted.items() if checkpoint.header[name].shape != shape]
+    if misfits:
+        first = misfits[0]
+        raise CheckpointError(
+            said(
+                "{path} has {misfits} tensors of a wrong shape, first {first}: {shape} where {title} of this "
+                "size has {needed}.",
+                path=checkpoint.path,
+                misfits=len(misfits),
+                first=first,
+                shape=checkpoint.header[first].shape,
+                title=checkpoint.spec.title,
+                needed=wanted[first],
+            ),
+            "Download the file again, or choose another one.",
+        )
+    extra = sorted(checkpoint.header.keys() - wanted.keys())
     if extra:
         _log.warning("%s: ignored %d tensors without a place, such as %s", checkpoint.path, len(extra), extra[0])
 
@@ -88,38 +114,3 @@ def build_transformer(checkpoint: Checkpoint) -> torch.nn.Module:
             ),
             "Check config.json, or update diffusers.",
         ) from error
-
-
-def _refuse_missing(checkpoint: Checkpoint, names: Collection[str]) -> None:
-    missing = sorted(set(names).difference(checkpoint.header))
-    if missing:
-        raise CheckpointError(
-            said(
-                "{path} lacks {missing} of {sources} tensors of {title}, first {missing2}.",
-                path=checkpoint.path,
-                missing=len(missing),
-                sources=len(names),
-                title=checkpoint.spec.title,
-                missing2=missing[0],
-            ),
-            "Download the file again, or choose a complete one.",
-        )
-
-
-def _refuse_misfits(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    misfits = [name for name, shape in wanted.items() if checkpoint.header[name].shape != shape]
-    if misfits:
-        first = misfits[0]
-        raise CheckpointError(
-            said(
-                "{path} has {misfits} tensors of a wrong shape, first {first}: {shape} where {title} of this "
-                "size has {needed}.",
-                path=checkpoint.path,
-                misfits=len(misfits),
-                first=first,
-                shape=checkpoint.header[first].shape,
-                title=checkpoint.spec.title,
-                needed=wanted[first],
-            ),
-            "Download the file again, or choose another one.",
-        )
