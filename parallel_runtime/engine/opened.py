@@ -183,7 +183,8 @@ class OpenedNetwork(Opened):
     def network(self, weights: LoadedWeights, options: Options, owned: tuple[int, int] | None, pulse: Pulse) -> Network:
         """See Opened."""
         assert isinstance(weights, NetworkWeights)
-        weights.mark(pulse)
+        if self._described.data is not None:
+            mark_blocks(weights.network, [blocks.path for blocks in self._described.data.blocks], pulse)
         return ComfyNetwork(weights, self._described, self._latent, options[0], self.dtype, options[1])
 
     def options(self, config: ParallelConfig, device: torch.device) -> Options:

@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..acceleration.pulse import Pulse
 from ..errors import UnsupportedModelError
 from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.own_cache import OwnCache
 from ..networks.comfyui.prepared_network import prepare_network
 from ..networks.comfyui.without_weights import WithoutWeights, with_parameters
 from ..networks.diffusers.key_rules import OriginalWeights, WeightRule
-from ..networks.marked_blocks import mark_blocks
 from ..networks.stages import Stages
 from ..networks.tables.blocks import Network
 from ..networks.token_split import TokenSplit
@@ -89,12 +87,7 @@ class NetworkReader(Reader):
 class NetworkWeights(LoadedWeights):
     """A network of ComfyUI's, which runs over any mesh, or as a stage; all that use the same weights run this one."""
 
-    def __init__(
-        self,
-        reader: NetworkReader,
-        device: torch.device,
-        dealer: Dealer | None = None,
-    ):
+    def __init__(self, reader: NetworkReader, device: torch.device, dealer: Dealer | None = None):
         super().__init__(reader, device, wraps_layers=True, dealer=dealer)
         self._owned = reader.owned
         self._stages: Stages | None = None
@@ -103,11 +96,6 @@ class NetworkWeights(LoadedWeights):
         self._data = reader.data
         self._blocks = reader.blocks
         self._settled: object = None
-
-    def mark(self, pulse: Pulse) -> None:
-        """Have forwards mark their way through the blocks."""
-        if self._data is not None:
-            mark_blocks(self.network, [blocks.path for blocks in self._data.blocks], pulse)
 
     def prepare(self, network: nn.Module) -> None:
         """Have the ranks share out its tokens."""
