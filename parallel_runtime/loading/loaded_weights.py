@@ -15,7 +15,7 @@ from torch import nn
 
 from ..networks.diffusers.key_rules import OriginalWeights
 from ..patching.comfyui_patches import is_of_gguf
-from ..patching.patch_data import UNPATCHED
+from ..patching.patch_data import UNPATCHED, as_bytes
 from ..streaming.block_stream import BlockStream
 from ..streaming.dealer import Dealer
 from ..streaming.share_memory import HostShare
@@ -23,7 +23,7 @@ from ..streaming.shared_blocks import SharedBlocks
 from .arena import Arena, lay_out, make_arena, place_tensor
 from .open_file import OpenFile, Reader
 from .reading import OnBytes, Piece, Place, read_anywhere, split, to_device, to_host
-from .weight_parts import alike, as_bytes, as_parameter, made_of, parts, put, weights_of
+from .weight_parts import alike, as_parameter, made_of, parts, put, weights_of
 
 FindCopy = Callable[[int], HostShare | None]
 """What the host has of a region of so many bytes."""

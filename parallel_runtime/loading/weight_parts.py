@@ -61,11 +61,6 @@ def put(network: nn.Module, name: str, weight: torch.Tensor) -> None:
     (layer._parameters if attribute in layer._parameters else layer._buffers)[attribute] = weight  # type: ignore[assignment]
 
 
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """(bytes,) uint8."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
-
-
 def _scales(weight: Any) -> list[str]:
     return sorted(name for name, value in vars(weight._params).items() if isinstance(value, torch.Tensor))
 

@@ -256,15 +256,15 @@ def _refusal(what: str) -> RequestError:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    data: Any = as_bytes(tensor).numpy()
+    data: Any = as_bytes(tensor.cpu()).numpy()
     named = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     named.update(data)
     return named.hexdigest()[:32]
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes, (bytes,) uint8 on the CPU."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    """A tensor's bytes, (bytes,) uint8."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _typed(content: torch.Tensor, dtype: str, shape: Sequence[int]) -> torch.Tensor:

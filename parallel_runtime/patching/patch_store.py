@@ -30,7 +30,7 @@ class PatchStore:
             self._factors = {name: factor for name, factor in self._factors.items() if name in used}
         for name in request.factors:
             # A copy of its own: what the tensors came in goes.
-            self._factors[name] = as_bytes(tensors[name]).clone()
+            self._factors[name] = as_bytes(tensors[name].cpu()).clone()
         for name in request.sets:
             self._sets[name] = read_set(name, tensors[name], self._factors)
 

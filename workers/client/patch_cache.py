@@ -52,7 +52,9 @@ class PatchCache:
         """What has the pool keep new sets beside those that it has. The first says which stay."""
         assert patches.comfyui is not None
         known = {name for factors in self._sets.values() for name in factors}
-        factors = {name: as_bytes(factor) for each in new for name, factor in each.factors.items() if name not in known}
+        factors = {
+            name: as_bytes(factor.cpu()) for each in new for name, factor in each.factors.items() if name not in known
+        }
         kept: tuple[str, ...] | None = tuple(self._sets)
         for piece in in_pieces(factors, PIECE, _MOST_TENSORS):
             yield KeepPatches(patches.comfyui, factors=tuple(piece), kept=kept), piece
