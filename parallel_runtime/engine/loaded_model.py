@@ -45,7 +45,7 @@ class LoadedModel:
     unloaded: bool = True
 
     def __post_init__(self) -> None:
-        self._patched = PatchedWeights(self.weights, self.weights.device)
+        self._patched = PatchedWeights(self.weights)
 
     def change(self, patches: WeightPatches, on_bytes: OnBytes) -> None:
         """Have these patches; costs nothing where they are the same. The weights are here.

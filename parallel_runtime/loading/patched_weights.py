@@ -36,11 +36,11 @@ Asked = tuple[Any, Any, Any]
 class PatchedWeights:
     """Weights with their patches."""
 
-    def __init__(self, weights: LoadedWeights, device: torch.device):
+    def __init__(self, weights: LoadedWeights):
         self._weights = weights
         self._originals: dict[str, torch.Tensor] = {}
         self._bypasses = Bypasses()
-        self._device = device
+        self._device = weights.device
         self._has: dict[str, Asked] = {}
         self._wrapped: Mapping[str, Any] = {}
         self._now: tuple[str, str] | None = UNPATCHED.names

@@ -360,10 +360,7 @@ class OneLayer:
         self.network["layer"].weight = torch.nn.Parameter(self._weight, requires_grad=False)
         return self
 
-    def pieces(self, name: str, part: int, target: torch.Tensor) -> None:
-        return None
-
-    def numbers(self, name: str, part: int) -> torch.Tensor:
+    def find(self, name: str, part: int) -> torch.Tensor:
         return parts(self._weight)[part]
 
     def blocks(self, network: Any) -> list[str]:
@@ -388,7 +385,7 @@ def test_a_weight_of_comfyuis_network_is_written_in_place_with_its_scales(kind, 
     file = OneLayer(weights[0])
     network = LoadedWeights(file, torch.device("cpu"), wraps_layers=True)
     network.fill(lambda done, total: None)
-    patched_by = PatchedWeights(network, torch.device("cpu"))
+    patched_by = PatchedWeights(network)
     layer = network.network["layer"]
     region = layer.weight._qdata if kind != "plain" else layer.weight
     assert {part.untyped_storage().data_ptr() for part in parts(layer.weight)} == {region.untyped_storage().data_ptr()}
