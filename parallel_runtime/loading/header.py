@@ -28,7 +28,7 @@ _LARGEST_NUMBER = 1 << 53
 """ComfyUI's own process reads headers, whoever made them: these bound its time and memory. A full SDXL checkpoint has
 2,500 tensors, keys of 120 characters and a header of 300 KB."""
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
-_BYTES |= {"I64": 8, "U64": 8, "F64": 8}
+_BYTES |= {"I64": 8, "U64": 8, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 _AGAIN = "Download or copy the file again."
 _PICKLE = (
     said("a PyTorch pickle, which could run code"),

@@ -13,27 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from ..errors import CheckpointError, UnsupportedModelError
-from ..networks.diffusers.key_rules import TensorInfo
+from ..errors import UnsupportedModelError
 from ..said import Said, said
 from .checkpoint import name_contents
 from .config_limits import check_host_header
 from .files import Identity, identity
 from .gguf_pack import GgufPack, open_pack
-from .header import read_header
 from .host_model import build_model
+from .left_in_file import MappedFile
 
 _SMALL = 1 << 16
 """Bytes of a tensor that is read: ComfyUI looks into norms and into descriptions of quantised layers."""
-_NAMES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-}  # fmt: skip
-"""Types of safetensors files -> torch's; an older torch lacks some."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +148,14 @@ def open_host_file(path: str | Path, gguf: str = "") -> HostFile:
         state_dict = pack.read_file(path)
         check_host_header(path, state_dict, metadata)
     else:
-        content = read_header(path)
-        check_host_header(path, content.tensors, content.metadata)
-        state_dict, metadata = _read_small(path, content.tensors), dict(content.metadata)
+        mapped = MappedFile(path)
+        metadata = mapped.metadata
+        check_host_header(path, mapped.tensors, metadata)
+        # Copies, or the whole file stays mapped: a deleted one would keep its place on the disk.
+        state_dict = {
+            name: tensor.clone() if tensor.nbytes <= _SMALL else tensor.to("meta")
+            for name, tensor in mapped.tensors.items()
+        }
     with comfyuis_reason(said("ComfyUI cannot tell what {path} is", path=path.name)):
         return _recognise(path, stamp, state_dict, metadata, pack)
 
@@ -201,39 +198,3 @@ def _recognise(
     stored = None if getattr(config, "quant_config", None) else comfy.utils.weight_dtype(state_dict)
     prefix = prefix if inner else ""
     return HostFile(path, stamp, config, state_dict, size, stored, prefix, outside, telling, pack)
-
-
-def dtype_of(name: str) -> torch.dtype | None:
-    """The type that safetensors spells so, where this torch has it."""
-    found: torch.dtype | None = getattr(torch, _NAMES.get(name, ""), None)
-    return found
-
-
-def _read_small(path: Path, tensors: Mapping[str, TensorInfo]) -> dict[str, torch.Tensor]:
-    state_dict = {}
-    try:
-        file = safe_open(path, framework="pt", device="cpu")
-    except SafetensorError as error:
-        raise CheckpointError(
-            said("{path} has a damaged header ({error}).", path=path, error=error), "Download or copy the file again."
-        ) from error
-    with file:
-        for name, info in tensors.items():
-            dtype = dtype_of(info.dtype)
-            if dtype is None:
-                raise CheckpointError(
-                    said(
-                        "{path} has numbers of the type {dtype} ({name}), which torch {version} lacks.",
-                        path=path,
-                        dtype=info.dtype,
-                        name=name,
-                        version=torch.__version__,
-                    ),
-                    "Update torch, or choose another file.",
-                )
-            small = math.prod(info.shape) * dtype.itemsize <= _SMALL
-            # A copy, or the whole file stays mapped: a deleted one would keep its place on the disk.
-            state_dict[name] = (
-                file.get_tensor(name).clone() if small else torch.empty(info.shape, dtype=dtype, device="meta")
-            )
-    return state_dict

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from ..errors import CheckpointError
+from ..said import said
 from .header import read_header
-from .host_file import dtype_of
 from .reading import Place
 from .weight_parts import parts
 
@@ -72,6 +73,12 @@ class LeftInFile(TorchFunctionMode):
 
 _NORESERVE = 0x4000
 """Linux's MAP_NORESERVE, which Python has a name for since 3.11: a file may be larger than the memory."""
+_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+"""Types of safetensors files -> torch's; an older torch lacks some. The header was checked for their sizes."""
 
 
 class MappedFile:
@@ -81,7 +88,7 @@ class MappedFile:
         path: it stays mapped while one of its tensors is there.
 
     Raises:
-        CheckpointError, UnsupportedModelError: see `read_header`.
+        CheckpointError, UnsupportedModelError: see `read_header`; or numbers of a type that torch lacks.
     """
 
     def __init__(self, path: Path):
@@ -96,8 +103,19 @@ class MappedFile:
         self._begin, self._size = whole.data_ptr(), whole.numel()
         self.tensors: dict[str, torch.Tensor] = {}
         for name, info in header.tensors.items():
-            dtype, count = dtype_of(info.dtype), math.prod(info.shape)
-            assert dtype is not None  # or the file would not have been opened
+            dtype = getattr(torch, _DTYPES.get(info.dtype, ""), None)
+            if dtype is None:
+                raise CheckpointError(
+                    said(
+                        "{path} has numbers of the type {dtype} ({name}), which torch {version} lacks.",
+                        path=path,
+                        dtype=info.dtype,
+                        name=name,
+                        version=torch.__version__,
+                    ),
+                    "Update torch, or choose another file.",
+                )
+            count = math.prod(info.shape)
             flat = torch.empty(0, dtype=dtype)
             if count:
                 flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=header.starts[name])
