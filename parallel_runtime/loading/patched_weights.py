@@ -42,7 +42,7 @@ class PatchedWeights:
         self._bypasses = Bypasses()
         self._device = weights.device
         self._has: dict[str, Asked] = {}
-        self._wrapped: Mapping[str, Any] = {}
+        self._wrapped: Mapping[str, Any] | None = {}
         self._now: tuple[str, str] | None = UNPATCHED.names
         self._hooked = False
         self._kept: OrderedDict[tuple[str, str], dict[str, torch.Tensor]] = OrderedDict()
@@ -88,7 +88,7 @@ class PatchedWeights:
 
     def forget(self) -> None:
         """The weights have left the device: those that come back are as in the file."""
-        self._weights.moved |= len(self._bypasses) > 0
+        self._weights.moved |= bool(self._wrapped)
         self._bypasses.unwrap()
         self._has.clear()
         self._kept.clear()
@@ -160,6 +160,7 @@ class PatchedWeights:
             for layer, (value, strength) in patches.bypass.items()
         }
         self._weights.moved = True
+        self._wrapped = None  # if it fails, layers are wrapped again, whatever is asked for
         self._bypasses.wrap(self._weights.network, layers, self._device)
         self._wrapped = patches.bypass
 

@@ -169,9 +169,6 @@ class Bypasses:
     def __init__(self) -> None:
         self._there: list[tuple[nn.Module, Any]] = []
 
-    def __len__(self) -> int:
-        return len(self._there)
-
     def wrap(self, network: nn.Module, layers: Mapping[str, tuple[Any, float]], device: torch.device) -> None:
         """Give layers a bypass, ComfyUI's own over each forward: name -> adapter and strength. Those of before go."""
         import comfy.weight_adapter.bypass as bypass

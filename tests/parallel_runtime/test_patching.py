@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.key_rules import OriginalWeights, WeightRule
 from parallel_runtime.patching.comfyui_patches import Computing
-from parallel_runtime.patching.patch_data import Encoder, PatchSet
+from parallel_runtime.patching.patch_data import Encoder, PatchSet, WeightPatches
 from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import ComfyuiCode, Forward, KeepPatches, Release
@@ -406,3 +407,23 @@ def test_a_weight_of_comfyuis_network_is_written_in_place_with_its_scales(kind, 
     network.give_back()
     network.fill(lambda done, total: None, lambda size: SimpleNamespace(memory=saved, pin=lambda: None))  # type: ignore
     assert torch.equal(read(layer.weight), plain)
+
+
+def test_after_a_bypass_that_fails_layers_are_wrapped_anew_whatever_is_asked_for(monkeypatch):
+    wrapped = []
+
+    class Bypasses:
+        def wrap(self, network: Any, layers: Any, device: torch.device) -> None:
+            wrapped.append(list(layers))
+            if "bad" in layers:
+                raise RequestError("It does not fit.", "Take another one.")
+
+    monkeypatch.setattr(patched_weights, "Bypasses", Bypasses)
+    monkeypatch.setattr(patched_weights, "decode_value", lambda value, factors: value)
+    weights = SimpleNamespace(device=torch.device("cpu"), wraps_layers=True, network=None, moved=False)
+    patched = PatchedWeights(weights)  # type: ignore[arg-type]
+    for name in ("good", "bad", "good", "bad", ""):
+        given = WeightPatches(PatchSet(name, bypass={name: [name, 1.0]} if name else {}))
+        with pytest.raises(RequestError) if name == "bad" else contextlib.nullcontext():
+            patched.change(given, lambda done, total: None)
+    assert wrapped == [["good"], ["bad"], ["good"], ["bad"], []]
