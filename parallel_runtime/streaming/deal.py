@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-
 ALIGNMENT = 512
 """Bytes; as PyTorch's allocator aligns, so that kernels for well aligned operands stay in use."""
 
@@ -34,26 +30,8 @@ def _evenly(count: int, blocks: int) -> tuple[int, ...]:
     return tuple(number * blocks // count for number in range(count))
 
 
-@dataclass(frozen=True)
-class Deal:
-    """Pieces of blocks. Every block is cut alike, so that ranks that fetch one fetch from all others at once.
-
-    Args:
-        sizes: bytes of each block that come and go, in forward order.
-        ranks: that keep pieces.
-    """
-
-    sizes: tuple[int, ...]
-    ranks: int
-
-    def piece(self, block: int, rank: int) -> tuple[int, int]:
-        """(start, stop) of a rank's bytes in a block; the last ranks may have fewer, or none."""
-        size = self.sizes[block]
-        length = -(-size // (self.ranks * ALIGNMENT)) * ALIGNMENT
-        return min(rank * length, size), min((rank + 1) * length, size)
-
-    def starts(self, rank: int) -> Sequence[int]:
-        """Where each block's piece begins in the rank's share, whose size comes last."""
-        lengths = (stop - start for start, stop in (self.piece(block, rank) for block in range(len(self.sizes))))
-        # The next piece begins aligned, as a kernel that copies it wants.
-        return list(accumulate((aligned(length) for length in lengths), initial=0))
+def piece(size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """(start, stop) of a rank's bytes in a block of so many; the last ranks may have fewer, or none. Every block is cut
+    alike, so that ranks that fetch one fetch from all others at once."""
+    length = aligned(-(-size // ranks))
+    return min(rank * length, size), min((rank + 1) * length, size)

@@ -12,12 +12,13 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 
 from .board import LAUNCHED, MADE, OPEN, STATE, Board, wait_for
-from .deal import Deal
+from .deal import aligned, piece
 from .dealer import Dealer
 from .peer_driver import DeviceShare
 from .share_memory import (
@@ -39,12 +40,16 @@ class SharedBlocks:
     """
 
     def __init__(self, dealer: Dealer, sizes: Sequence[int]):
-        self.deal = deal = Deal(tuple(sizes), dealer.ranks)
+        self.sizes = tuple(sizes)
         self.device = dealer.device
         self.dealer = dealer
         self.board = Board()
         self._name = f"share-{hashlib.sha256(repr(dealer.key).encode()).hexdigest()[:32]}"
-        self._starts = [deal.starts(rank) for rank in range(deal.ranks)]
+        self._pieces = [[piece(size, rank, dealer.ranks) for size in sizes] for rank in range(dealer.ranks)]
+        # In a rank's share a piece begins aligned, as a kernel that copies it wants; the share's size comes last.
+        self._starts = [
+            list(accumulate((aligned(stop - start) for start, stop in pieces), initial=0)) for pieces in self._pieces
+        ]
         self._own: OwnShare | None = None
         self._boards: dict[int, Board] = {}
         self._others: dict[int, tuple[int, OtherShare | None]] = {}  # no share: its rank has let it go
@@ -110,7 +115,7 @@ class SharedBlocks:
     def own_piece(self, block: int) -> tuple[int, int, torch.Tensor]:
         """(start, stop) of this rank's bytes in a block, and the memory that they lie in."""
         assert self._own is not None
-        start, stop = self.deal.piece(block, self.dealer.rank)
+        start, stop = self._pieces[self.dealer.rank][block]
         at = self._starts[self.dealer.rank][block]
         return start, stop, self._own.memory[at : at + stop - start]
 
@@ -128,7 +133,7 @@ class SharedBlocks:
 
     def keeps(self, block: int, start: int, stop: int) -> bool:
         """Whether this rank keeps any of these bytes of a block."""
-        first, last = self.deal.piece(block, self.dealer.rank)
+        first, last = self._pieces[self.dealer.rank][block]
         return max(first, start) < min(last, stop)
 
     def begin_change(self) -> None:
@@ -167,8 +172,8 @@ class SharedBlocks:
         """Copy a whole block to a slot, (bytes,) uint8, on the current stream."""
         own = self.dealer.rank
         # Ranks begin with different ones, so that they do not all read from one.
-        for rank in ((own + step) % self.deal.ranks for step in range(self.deal.ranks)):
-            start, stop = self.deal.piece(block, rank)
+        for rank in ((own + step) % self.dealer.ranks for step in range(self.dealer.ranks)):
+            start, stop = self._pieces[rank][block]
             if start < stop:
                 share = self._own if rank == own else self._others[rank][1]
                 assert share is not None
@@ -223,7 +228,7 @@ class SharedBlocks:
             self._path(self.dealer.rank).unlink(missing_ok=True)
 
     def _other_ranks(self) -> list[int]:
-        return [rank for rank in range(self.deal.ranks) if rank != self.dealer.rank]
+        return [rank for rank in range(self.dealer.ranks) if rank != self.dealer.rank]
 
     def _boards_there(self) -> list[tuple[int, Board]]:
         """Of the others that have a share: they may read from this one, which need not have read from theirs."""

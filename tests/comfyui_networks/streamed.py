@@ -49,14 +49,14 @@ def compare(rank: int, world_size: int, comfyui: str, folder: str, formats: list
             if weights.endswith(UNLIKE):
                 pool.run(Release(model, park=True))
                 found[f"{model} is away"] = not pool.weights(model).here
-                places = pool.weights(model).stream.turns(len(pool.weights(model).shared.deal.sizes))
+                places = pool.weights(model).stream.turns(len(pool.weights(model).shared.sizes))
                 found[f"{model} keeps"] = places.count(None) == (3 if rank == 0 else 0)
                 found[f"{model} back"] = torch.equal(_forward(pool, model, patches), outputs["whole patched"])
             if weights != "whole":
                 for state in ("", " patched", " again"):
                     found[f"{model}{state}"] = torch.equal(outputs[weights + state], outputs["whole" + state])
                 shared = pool.weights(model).shared
-                found[f"{model} share"] = shared.size / sum(shared.deal.sizes)
+                found[f"{model} share"] = shared.size / sum(shared.sizes)
         if name == "plain":
             alone = PoolRank(0, 1, folder)
             request = Load(name, str(path), "float32", ParallelConfig(devices="cpu:1").to_mapping(), 1, comfyui=code)

@@ -45,8 +45,8 @@ def compare(rank: int, world_size: int, path: str, other: str, folder: str) -> d
     pool.load("a", path, weights="host")
     found = {"a": torch.equal(forward(pool, "a"), expected["a"])}
     one = bytes_of_shares(processes)
-    found["counted"] = one > 0.9 * sum(pool.weights("a").shared.deal.sizes)
-    found["one copy"] = one < 1.1 * sum(pool.weights("a").shared.deal.sizes)
+    found["counted"] = one > 0.9 * sum(pool.weights("a").shared.sizes)
+    found["one copy"] = one < 1.1 * sum(pool.weights("a").shared.sizes)
     room = one * 3 // 2
 
     def host() -> Any:

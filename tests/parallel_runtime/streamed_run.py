@@ -193,11 +193,11 @@ def compare(rank: int, world_size: int, path: str, other: str, folder: str) -> d
         with staying(3):
             pool.load(f"{weights} more", path, weights=weights)
         found[f"{weights} more"] = torch.equal(forward(pool, f"{weights} more"), expected["0"])
-        found[f"{weights} stay"] = len(pool.weights(f"{weights} more").shared.deal.sizes) == 2
+        found[f"{weights} stay"] = len(pool.weights(f"{weights} more").shared.sizes) == 2
         found[f"{weights} run"] = torch.equal(sample(pool, f"{weights} 0"), sample(pool, "whole 0"))
         own = pool.weights(f"{weights} 0")
         shared = own.shared
-        found[f"{weights} bytes"] = [own.size, shared.size, sum(shared.deal.sizes), max(shared.deal.sizes)]
+        found[f"{weights} bytes"] = [own.size, shared.size, sum(shared.sizes), max(shared.sizes)]
         pool.run(Release(f"{weights} 0"))
         found[f"{weights} here"] = own.here
         found[f"{weights} again"] = torch.equal(forward(pool, f"{weights} 0"), expected["0"])
