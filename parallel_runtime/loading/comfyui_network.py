@@ -89,21 +89,19 @@ class NetworkWeights(LoadedWeights):
 
     def __init__(self, reader: NetworkReader, device: torch.device, dealer: Dealer | None = None):
         super().__init__(reader, device, wraps_layers=True, dealer=dealer)
-        self._owned = reader.owned
         self._stages: Stages | None = None
         self.split = TokenSplit(single_rank_mesh())
         self.own_cache = OwnCache(reader.data)
         self._data = reader.data
-        self._blocks = reader.blocks
         self._settled: object = None
 
     def prepare(self, network: nn.Module) -> None:
         """Have the ranks share out its tokens."""
-        self._stages = Stages(network, self._data, self.split, self._owned)
+        self._stages = Stages(network, self._data, self.split, self._reader.owned)
         if self._data is not None:
             prepare_network(network, self._data, self.split)
         if self.stream is not None:
-            stream_forwards([network.get_submodule(path) for path in self._blocks(network)], self.stream)
+            stream_forwards([network.get_submodule(path) for path in self._reader.blocks(network)], self.stream)
 
     @property
     def stages(self) -> Stages:

@@ -43,11 +43,6 @@ class PatchStore:
         patches, hooks = (self._find(name) for name in names)
         return WeightPatches(patches, hooks)
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._factors.clear()
-        self._sets.clear()
-
     def _find(self, name: str) -> PatchSet:
         if name and name not in self._sets:
             raise NotLoadedError("The workers do not have the LoRA's weights.", "Queue the prompt again.")
