@@ -39,7 +39,7 @@ class LoadedWeights:
         size: bytes that they take there; 0 before they were there once.
         here: they are there, and the network can run.
         keeps_addresses: they come back at the same addresses, so that recordings stay valid.
-        stream: brings blocks when they run; None where all are on the device.
+        stream: brings blocks when they run; None where all are on the device, and before they were there once.
         shared: what other ranks read of them; None where they read nothing.
         moved: something was changed elsewhere than in place: what was recorded over these weights is void. Who reads it
             sets it back.
@@ -60,7 +60,7 @@ class LoadedWeights:
         self.size = 0
         self.here = False
         self.keeps_addresses = False
-        self.stream = BlockStream(dealer.resident, dealer.held) if dealer is not None else None
+        self.stream: BlockStream | None = None
         self.shared: SharedBlocks | None = None
         self._reader = reader
         self._dealer = dealer
@@ -248,7 +248,7 @@ class LoadedWeights:
             if index or name not in self._places
         }
         sizes = [each for _, each in layouts]
-        turns = self.stream.turns(len(sizes)) if self.stream is not None else []
+        turns = self._dealer.turns(len(sizes)) if self._dealer is not None else []
         # Blocks that come lie behind what stays: in slots, as large as the largest that uses one, or each in its place.
         spots = [(f"block {block}" if turn is None else f"slot {turn}", -1) for block, turn in enumerate(turns)]
         for spot, each in zip(spots, sizes, strict=True):
@@ -256,10 +256,10 @@ class LoadedWeights:
         starts, size = lay_out(own)
         places = [starts[spot] for spot in spots]
         arena = make_arena(size, self.device)
-        if self._dealer is not None and self.stream is not None:
+        if self._dealer is not None:
             self.shared = SharedBlocks(self._dealer, sizes)
             slots = [arena.memory[start : start + each] for start, each in zip(places, sizes, strict=True)]
-            self.stream.set_up(self.shared, slots)
+            self.stream = BlockStream(self.shared, slots)
         placed: dict[torch.Tensor, torch.Tensor] = {}  # by identity: that is how tensors hash
         for name, weight in weights.items():
             if weight not in placed:
@@ -286,7 +286,7 @@ class LoadedWeights:
 
     def _coming(self, network: nn.Module, weights: Mapping[str, torch.Tensor]) -> list[list[str]]:
         """Of each block that comes, the matrices. Biases, norms and scales are next to nothing, and stay."""
-        if self.stream is None:
+        if self._dealer is None:
             return []
         return [
             [
@@ -294,7 +294,7 @@ class LoadedWeights:
                 for name, weight in weights.items()
                 if name.startswith(f"{path}.") and isinstance(weight, nn.Parameter) and rotating(parts(weight)[0].shape)
             ]
-            for path in self.stream.coming(self._reader.blocks(network))
+            for path in self._dealer.coming(self._reader.blocks(network))
         ]
 
     def _read(self, opened: OpenFile, on_bytes: OnBytes) -> None:

@@ -8,67 +8,42 @@ brings them once, when the ranks meet.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
-from .deal import SLOTS, held_blocks, resident_blocks
+from .deal import SLOTS
 from .shared_blocks import SharedBlocks
-
-_T = TypeVar("_T")
 
 
 class BlockStream:
-    """See the module. It can be used when it is set up, and lives as long as who refers to it.
+    """See the module.
 
     Args:
-        resident: how many blocks stay where they are; see `resident_blocks`.
-        held: how many of the others this rank has places for; see `held_blocks`.
+        shared: where blocks come from.
+        places: of each block, (bytes,) uint8 on the device: a slot, as `Dealer.turns` has it, or its own.
     """
 
-    def __init__(self, resident: int = 0, held: int = 0) -> None:
-        self._resident = resident
-        self._held = held
-        self._brought = 0
-        self.set_up(None, [])
-
-    def coming(self, blocks: Sequence[_T]) -> list[_T]:
-        """Of all blocks those that it brings, in its order."""
-        stay = resident_blocks(self._resident, len(blocks))
-        return [block for number, block in enumerate(blocks) if number not in stay]
-
-    def turns(self, count: int) -> list[int | None]:
-        """Of so many blocks that come, which slot each uses, in turn; None for one with a place of its own."""
-        held, turn = held_blocks(self._held, count), itertools.count()
-        return [None if block in held else next(turn) % SLOTS for block in range(count)]
-
-    def set_up(self, shared: SharedBlocks | None, places: Sequence[torch.Tensor]) -> None:
-        """Take blocks from there.
-
-        Args:
-            places: of each block, (bytes,) uint8 on the device: a slot, as `turns` has it, or its own.
-        """
-        self._given = shared
+    def __init__(self, shared: SharedBlocks, places: Sequence[torch.Tensor]):
+        self._shared = shared
         self._places = places
-        self._slot = self.turns(len(places))
+        self._brought = 0
+        self._slot = shared.dealer.turns(len(places))
         self._streamed = [block for block, slot in enumerate(self._slot) if slot is not None]
         self._next = dict(zip(self._streamed, self._streamed[SLOTS:], strict=False))
         self._holds: list[int | None] = [None] * SLOTS
         self._side: Any = None
         self._here: list[Any] = []
-        self.forget()
-        if shared is not None and shared.device.type == "cuda" and self._streamed:
+        if shared.device.type == "cuda" and self._streamed:
             self._side = torch.cuda.Stream(shared.device)
             self._here = [torch.cuda.Event() for _ in range(SLOTS)]
 
-    @property
-    def _shared(self) -> SharedBlocks:
-        assert self._given is not None, "a stream of weights that are not here"
-        return self._given
+    def coming(self, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+        """Of a network's blocks those that it brings, in its order."""
+        return self._shared.dealer.coming(blocks)
 
     def meet(self) -> bool:
         """Wait until all shares have the weights of this forward; bring the blocks that have places of their own."""

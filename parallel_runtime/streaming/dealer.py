@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import itertools
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from ..errors import ConfigurationError
+from .deal import SLOTS, held_blocks, resident_blocks
 from .peer_driver import reach_one_another
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,16 @@ class Dealer:
     def on_device(self) -> bool:
         """Whether pieces are kept on it: a CPU's are in memory that others can read."""
         return self.mode == "dealt" and self.device.type == "cuda"
+
+    def coming(self, blocks: Sequence[_T]) -> list[_T]:
+        """Of all blocks those that come, in their order."""
+        stay = resident_blocks(self.resident, len(blocks))
+        return [block for number, block in enumerate(blocks) if number not in stay]
+
+    def turns(self, count: int) -> list[int | None]:
+        """Of so many blocks that come, which slot each uses, in turn; None for one with a place of its own."""
+        held, turn = held_blocks(self.held, count), itertools.count()
+        return [None if block in held else next(turn) % SLOTS for block in range(count)]
 
     def check(self) -> None:
         """Refuse what this machine cannot do, on all ranks alike.

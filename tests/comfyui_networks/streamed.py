@@ -49,7 +49,7 @@ def compare(rank: int, world_size: int, comfyui: str, folder: str, formats: list
             if weights.endswith(UNLIKE):
                 pool.run(Release(model, park=True))
                 found[f"{model} is away"] = not pool.weights(model).here
-                places = pool.weights(model).stream.turns(len(pool.weights(model).shared.sizes))
+                places = pool.weights(model).shared.dealer.turns(len(pool.weights(model).shared.sizes))
                 found[f"{model} keeps"] = places.count(None) == (3 if rank == 0 else 0)
                 found[f"{model} back"] = torch.equal(_forward(pool, model, patches), outputs["whole patched"])
             if weights != "whole":

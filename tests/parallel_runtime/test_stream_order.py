@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from parallel_runtime.loading import reading
-from parallel_runtime.streaming.block_stream import SLOTS, BlockStream
+from parallel_runtime.streaming.block_stream import BlockStream
+from parallel_runtime.streaming.deal import SLOTS
+from parallel_runtime.streaming.dealer import Dealer
 from tests.pretended_streams import Streams
 
 GPU = torch.device("cuda")
@@ -31,8 +33,9 @@ class _Shared:
 
     device, sizes = GPU, (8,) * BLOCKS
 
-    def __init__(self, streams: Streams):
+    def __init__(self, streams: Streams, held: int):
         self._streams = streams
+        self.dealer = Dealer("host", 0, 1, None, "key", GPU, held=held)
         self.state = 1
         self.brought: list[int] = []
 
@@ -49,10 +52,8 @@ class _Shared:
 
 
 def stream_of(streams: Streams, held: int = 0) -> BlockStream:
-    stream = BlockStream(held=held)
-    shared: Any = _Shared(streams)
-    stream.set_up(shared, [torch.empty(8, dtype=torch.uint8) for _ in range(BLOCKS)])
-    return stream
+    shared: Any = _Shared(streams, held)
+    return BlockStream(shared, [torch.empty(8, dtype=torch.uint8) for _ in range(BLOCKS)])
 
 
 def run(stream: BlockStream, streams: Streams, block: int) -> None:
@@ -99,10 +100,10 @@ def test_blocks_in_another_order_are_there_all_the_same(streams):
 @pytest.mark.parametrize("held", [2, 4, BLOCKS])
 def test_blocks_with_places_of_their_own_come_when_weights_have_changed_and_others_in_each_forward(held, streams):
     stream = stream_of(streams, held)
-    own = [block for block, slot in enumerate(stream.turns(BLOCKS)) if slot is None]
+    shared: Any = stream._shared
+    own = [block for block, slot in enumerate(shared.dealer.turns(BLOCKS)) if slot is None]
     streamed = [block for block in range(BLOCKS) if block not in own]
     assert len(own) == held
-    shared: Any = stream._shared
     # Of the same name once more, when their memory has gone and come again.
     for state, gone, comes in ((1, False, own), (1, False, []), (2, False, own), (2, True, own)):
         shared.state, shared.brought = state, []
