@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ..errors import UnsupportedModelError
+from ..replaced import replaced
 from ..said import Said, said
 from .checkpoint import name_contents
 from .config_limits import check_host_header
@@ -70,12 +71,9 @@ class HostFile:
 
         config = self.config
         config.set_inference_dtype(dtype or torch.float32, None)
-        operations, config.custom_operations = config.custom_operations, comfy.ops.disable_weight_init
-        try:
-            with comfyuis_reason(said("ComfyUI cannot build the network of {path}", path=self.path.name)):
-                network: nn.Module = self.build_model().diffusion_model
-        finally:
-            config.custom_operations = operations
+        plain = replaced(config, "custom_operations", comfy.ops.disable_weight_init)
+        with plain, comfyuis_reason(said("ComfyUI cannot build the network of {path}", path=self.path.name)):
+            network: nn.Module = self.build_model().diffusion_model
         return network
 
     def missing(self, network: nn.Module) -> list[str]:
