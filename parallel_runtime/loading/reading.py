@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -92,8 +94,6 @@ def read(pieces: Sequence[Piece], device: torch.device, on_bytes: OnBytes) -> No
     waiting: queue.SimpleQueue[Piece] = queue.SimpleQueue()
     for piece in pieces:
         waiting.put(piece)
-    counted: list[int] = []
-    stop = threading.Event()
     if device.type == "cuda":
         # Threads copy on streams of their own: what the caller's still does in memory that is the targets' by now.
         torch.cuda.current_stream(device).synchronize()
@@ -102,10 +102,7 @@ def read(pieces: Sequence[Piece], device: torch.device, on_bytes: OnBytes) -> No
         for file in {piece.file for piece in pieces}:
             with reading(file):
                 files[file] = stack.enter_context(file.open("rb")).fileno()
-        readers = stack.enter_context(ThreadPoolExecutor(THREADS, thread_name_prefix="weights"))
-        stack.callback(stop.set)  # before the executor's end, which waits for its threads
-        running = {readers.submit(_fill, waiting, files, device, counted, stop) for _ in range(THREADS)}
-        _wait(running, counted, total, on_bytes)
+        _in_threads([partial(_fill, waiting, files, device)] * THREADS, total, on_bytes)
 
 
 def read_through(path: Path, on_bytes: OnBytes) -> None:
@@ -132,10 +129,8 @@ def to_device(region: torch.Tensor, host: torch.Tensor, on_bytes: OnBytes) -> No
 
 def to_host(host: torch.Tensor, region: torch.Tensor, on_bytes: OnBytes) -> None:
     """Save a region in memory of the host that may be new: several threads, as its pages are made meanwhile."""
-    counted: list[int] = []
-    stop = threading.Event()
 
-    def copy(start: int) -> None:
+    def copy(start: int, counted: list[int], stop: threading.Event) -> None:
         if stop.is_set():
             return
         # A stream of its own, or the threads would wait for each other.
@@ -146,23 +141,25 @@ def to_host(host: torch.Tensor, region: torch.Tensor, on_bytes: OnBytes) -> None
 
     if region.is_cuda:
         torch.cuda.synchronize(region.device)  # threads copy on streams of their own
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="bytes") as threads, contextlib.ExitStack() as stack:
-        stack.callback(stop.set)  # before the executor's end, which waits for its threads
-        running = {threads.submit(copy, start) for start in range(0, region.numel(), _COPY)}
-        _wait(running, counted, region.numel(), on_bytes)
+    _in_threads([partial(copy, start) for start in range(0, region.numel(), _COPY)], region.numel(), on_bytes)
 
 
-def _wait(running: set[Future[None]], counted: Sequence[int], total: int, on_bytes: OnBytes) -> None:
-    """Wait for threads.
+def _in_threads(works: Sequence[Callable[[list[int], threading.Event], None]], total: int, on_bytes: OnBytes) -> None:
+    """Work in threads.
 
     Args:
-        counted: bytes of each piece that is through.
+        works: each adds the bytes of what is through to the list, and begins with nothing more once it is to stop.
     """
-    while running:
-        done, running = wait(running, timeout=_POLL_SECONDS, return_when="FIRST_EXCEPTION")
-        for future in done:
-            future.result()
-        on_bytes(sum(counted), total)
+    counted: list[int] = []
+    stop = threading.Event()
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="weights") as threads, contextlib.ExitStack() as stack:
+        stack.callback(stop.set)  # before the executor's end, which waits for its threads
+        running = {threads.submit(work, counted, stop) for work in works}
+        while running:
+            done, running = wait(running, timeout=_POLL_SECONDS, return_when="FIRST_EXCEPTION")
+            for future in done:
+                future.result()
+            on_bytes(sum(counted), total)
 
 
 def _fill(
@@ -184,13 +181,16 @@ def _fill(
                 _read_exactly(files[piece.file], piece, piece.target)
                 counted.append(piece.size)
                 continue
-            buffer = buffers.next()
+            buffer, copied = next(buffers)
+            if copied is not None:
+                copied.synchronize()  # the copies out of it are through
             _read_exactly(files[piece.file], piece, buffer[: piece.size])
             staged = buffer[: piece.size].view(piece.stored)
             if piece.stored != piece.target.dtype:
                 staged = staged.to(device, non_blocking=True)  # half of the bytes would be converted on the host
             piece.target.copy_(staged, non_blocking=True)
-            buffers.used()
+            if copied is not None:
+                copied.record()
             counted.append(piece.size)
 
 
@@ -207,39 +207,13 @@ def _read_exactly(descriptor: int, piece: Piece, buffer: torch.Tensor) -> None:
         done += count
 
 
-class _Buffers:
-    """Two buffers in turn: one is read into while the other is copied."""
-
-    def __init__(self, buffers: Sequence[torch.Tensor]):
-        self._buffers = buffers
-        self._turn = 0
-        self._copied: list[torch.cuda.Event | None] = [None] * len(buffers)
-
-    def next(self) -> torch.Tensor:
-        """The buffer whose turn it is, when the copies out of it are through."""
-        event = self._copied[self._turn]
-        if event is not None:
-            event.synchronize()
-        return self._buffers[self._turn]
-
-    def used(self) -> None:
-        """Copies out of it have been queued on the current stream."""
-
-
-class _PinnedBuffers(_Buffers):
-    def used(self) -> None:
-        event = torch.cuda.Event()
-        event.record()
-        self._copied[self._turn] = event
-        self._turn = (self._turn + 1) % len(self._buffers)
-
-
 @contextlib.contextmanager
-def _buffers(device: torch.device) -> Iterator[_Buffers]:
-    """A thread's buffers: pinned, and with a stream of its own, where the device is a GPU."""
+def _buffers(device: torch.device) -> Iterator[Iterator[tuple[torch.Tensor, torch.cuda.Event | None]]]:
+    """A thread's two buffers in turn: one is read into while the other is copied. They are pinned, with a stream of its
+    own and an event behind the copies out of each, where the device is a GPU."""
     buffers = [torch.empty(BUFFER, dtype=torch.uint8) for _ in range(2)]
     if device.type != "cuda":
-        yield _Buffers(buffers)
+        yield itertools.repeat((buffers[0], None))
         return
     with torch.cuda.device(device), contextlib.ExitStack() as stack:
         for buffer in buffers:
@@ -247,4 +221,4 @@ def _buffers(device: torch.device) -> Iterator[_Buffers]:
         stream = torch.cuda.Stream(device)
         stack.callback(stream.synchronize)
         stack.enter_context(torch.cuda.stream(stream))
-        yield _PinnedBuffers(buffers)
+        yield itertools.cycle([(buffer, torch.cuda.Event()) for buffer in buffers])
