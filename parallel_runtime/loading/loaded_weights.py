@@ -249,10 +249,10 @@ class LoadedWeights:
         }
         sizes = [each for _, each in layouts]
         turns = self._dealer.turns(len(sizes)) if self._dealer is not None else []
-        # Blocks that come lie behind what stays: in slots, as large as the largest that uses one, or each in its place.
+        # Blocks that come lie behind what stays: in slots, all as large as the largest needs, or each in its place.
+        slot = max((each for each, turn in zip(sizes, turns, strict=True) if turn is not None), default=0)
         spots = [(f"block {block}" if turn is None else f"slot {turn}", -1) for block, turn in enumerate(turns)]
-        for spot, each in zip(spots, sizes, strict=True):
-            own[spot] = max(each, own.get(spot, 0))
+        own |= {spot: each if turn is None else slot for spot, each, turn in zip(spots, sizes, turns, strict=True)}
         starts, size = lay_out(own)
         places = [starts[spot] for spot in spots]
         arena = make_arena(size, self.device)
