@@ -24,7 +24,7 @@ from ..replaced import replaced
 from ..said import said
 from ..streaming.block_stream import stream_forwards
 from ..streaming.dealer import Dealer
-from .host_file import HostFile
+from .host_file import HostFile, comfyuis_reason
 from .left_in_file import LeftInFile, MappedFile
 from .loaded_weights import LoadedWeights
 from .open_file import OpenFile, Reader
@@ -186,12 +186,8 @@ def _load(
     if beside:  # ComfyUI would leave out what has not the prefix
         kept = {name: state_dict[name] for name in beside}
         state_dict = comfy.utils.state_dict_prefix_replace(state_dict, {file.prefix: ""}, filter_keys=True) | kept
-    try:
+    with comfyuis_reason(said("ComfyUI cannot load {path}", path=file.path)):
         patcher = load(state_dict, model_options=options, metadata=metadata, **more)
-    except (RuntimeError, ValueError, KeyError, TypeError, NotImplementedError) as error:
-        raise UnsupportedModelError(
-            said("ComfyUI cannot load {path}: {error}", path=file.path, error=error), "Choose another file."
-        ) from error
     if patcher is None:
         raise UnsupportedModelError(said("ComfyUI does not recognise {path}.", path=file.path), "Choose another file.")
     network: nn.Module = patcher.model.diffusion_model
