@@ -54,19 +54,19 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         UnsupportedModelError: a single file, another format, another model (named), or quantised weights.
     """
     path = expand(path)
-    found = find_files(path)
-    if found.config is None:
+    files, config_file = find_files(path)
+    if config_file is None:
         raise UnsupportedModelError(
             said("{path} is a single file, which ComfyUI's own class runs, and there is no ComfyUI here.", path=path),
             "Give ComfyUI's folder, or the folder that diffusers saved.",
         )
     stamp = identity(path)  # before reading: a file replaced from here on will not look like this one
-    contents = [(file, read_header(file)) for file in found.weights]
+    contents = [(file, read_header(file)) for file in files]
     tensors = {
         key: (file, content.starts[key], info) for file, content in contents for key, info in content.tensors.items()
     }
     header = {key: info for key, (_, _, info) in tensors.items()}
-    spec, config = _match_folder(path, found.config, header)
+    spec, config = _match_folder(path, config_file, header)
     _refuse_quantised(path, header, contents[0][1].metadata)
     places = {key: Place(file, start, STORED[info.dtype]) for key, (file, start, info) in tensors.items()}
     return Checkpoint(path, spec, config, header, places, stamp)

@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,6 @@ DENOISER_FOLDERS = ("transformer", "unet")
 """Where a diffusers pipeline folder has what the pool runs."""
 _LARGEST_JSON = 16 << 20
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
-
-
-@dataclass(frozen=True)
-class ModelFiles:
-    """Files of one transformer.
-
-    Args:
-        weights: safetensors files, in a fixed order.
-        config: path of config.json; None for a single file.
-    """
-
-    weights: tuple[Path, ...]
-    config: Path | None = None
-
-    @property
-    def all(self) -> tuple[Path, ...]:
-        """Every file that decides what is loaded."""
-        return self.weights if self.config is None else (self.config, *self.weights)
 
 
 @contextlib.contextmanager
@@ -55,8 +36,11 @@ def reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def find_files(path: str | Path) -> ModelFiles:
+def find_files(path: str | Path) -> tuple[tuple[Path, ...], Path | None]:
     """Resolve a file, a diffusers pipeline folder (with transformer/ or unet/), or the folder inside of it.
+
+    Returns:
+        Its safetensors files, in a fixed order, and its config.json; None for a single file.
 
     Raises:
         CheckpointError: nothing there, a folder without config.json or weights, a missing shard.
@@ -66,7 +50,7 @@ def find_files(path: str | Path) -> ModelFiles:
     with reading(path):
         is_file, is_folder = path.is_file(), path.is_dir()
     if is_file:
-        return ModelFiles((path,))
+        return (path,), None
     if not is_folder:
         raise CheckpointError(
             said("{shortened} does not exist.", shortened=_shortened(path)),
@@ -75,7 +59,7 @@ def find_files(path: str | Path) -> ModelFiles:
     folder = next((path / name for name in DENOISER_FOLDERS if (path / name).is_dir()), path)
     config = folder / "config.json"
     if config.is_file():
-        return ModelFiles(_find_weights(folder), config)
+        return _find_weights(folder), config
     if (path / "model_index.json").is_file():
         name = read_json(path / "model_index.json").get("_class_name", "unknown")
         raise UnsupportedModelError(
@@ -222,7 +206,8 @@ def identity(path: str | Path) -> Identity:
         CheckpointError, UnsupportedModelError: as `find_files`.
     """
     found = []
-    for file in find_files(path).all:
+    weights, config = find_files(path)
+    for file in weights if config is None else (config, *weights):
         with reading(file):
             status = file.stat()
         found.append((str(file.resolve()), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
