@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..said import said
+from .header import AGAIN
 
 _MOST_BLOCKS = 256
 """In one list. The largest models that are told of have about 60."""
@@ -62,11 +63,11 @@ def check_host_header(path: Path, names: Iterable[str], metadata: Mapping[str, s
                     name=name[:80],
                     largest_index=_LARGEST_INDEX,
                 ),
-                _FILE_AGAIN,
+                AGAIN,
             )
     for name, value in _values("", _written_transformer(metadata)):
         most = _MOST_BLOCKS if any(word in name for word in _COUNTED) else _LARGEST
-        _refuse_large(path, name, value, most, _FILE_AGAIN)
+        _refuse_large(path, name, value, most, AGAIN)
 
 
 def _refuse_large(path: Path, name: str, value: Any, most: int, fix: str) -> None:
@@ -94,7 +95,6 @@ def _written_transformer(metadata: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 _FIX = "Download the folder again."
-_FILE_AGAIN = "Download or copy the file again."
 _LARGEST_INDEX = 1023
 """In the name of a tensor: of a block, or of one of its experts."""
 _DIGITS = 9

@@ -24,6 +24,7 @@ import torch
 from ..errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from ..said import said
 from .files import reading
+from .header import AGAIN, LARGEST_HEADER, LONGEST_KEY, MOST_TENSORS
 
 SUFFIX = ".gguf"
 _LONGEST_REASON = 300
@@ -90,14 +91,10 @@ def open_pack(folder: str) -> GgufPack:
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_LARGEST_HEADER = 16 << 20
-_MOST_TENSORS = 32_768
 _MOST_VALUES = 1 << 18
 """In all arrays; the reader makes an object of each. Files of diffusion models have a few for each tensor."""
-_LONGEST_KEY = 512
 _MOST_DIMS = 8
 _DEEPEST = 4
-_AGAIN = "Download or copy the file again."
 _SHAPE = "comfy.gguf.orig_shape."
 _ALIGNMENT = "general.alignment"
 _STRING, _ARRAY = 8, 9
@@ -115,12 +112,12 @@ def check_gguf_header(path: Path, sizes: Mapping[int, tuple[int, int]]) -> None:
     """
     with reading(path), path.open("rb") as file:
         size = path.stat().st_size
-        start = file.read(min(size, _LARGEST_HEADER))
+        start = file.read(min(size, LARGEST_HEADER))
     try:
         _Header(start, size).check(sizes)
     except ValueError as error:
         raise CheckpointError(
-            said("{path} has a damaged header ({error}).", path=path, error=str(error)[:200]), _AGAIN
+            said("{path} has a damaged header ({error}).", path=path, error=str(error)[:200]), AGAIN
         ) from error
 
 
@@ -148,8 +145,8 @@ class _Header:
         version, tensors, pairs = self._number("I"), self._number("Q"), self._number("Q")
         if version not in _VERSIONS:
             raise ValueError(f"its version is {version}")
-        if max(tensors, pairs) > _MOST_TENSORS:
-            raise ValueError(f"it lists {tensors} tensors and {pairs} values, and at most {_MOST_TENSORS} are read")
+        if max(tensors, pairs) > MOST_TENSORS:
+            raise ValueError(f"it lists {tensors} tensors and {pairs} values, and at most {MOST_TENSORS} are read")
         for _ in range(pairs):
             self._pair()
         spans = [self._tensor(sizes) for _ in range(tensors)]
@@ -163,7 +160,7 @@ class _Header:
         end = self._at + count
         if end > len(self._start):
             whole = len(self._start) == self._size
-            raise ValueError("the file ends in it" if whole else f"it has more than {_LARGEST_HEADER} bytes")
+            raise ValueError("the file ends in it" if whole else f"it has more than {LARGEST_HEADER} bytes")
         taken, self._at = self._start[self._at : end], end
         return taken
 
@@ -173,8 +170,8 @@ class _Header:
 
     def _key(self) -> str:
         length = self._number("Q")
-        if length > _LONGEST_KEY:
-            raise ValueError(f"a name has {length} bytes, and at most {_LONGEST_KEY} are read")
+        if length > LONGEST_KEY:
+            raise ValueError(f"a name has {length} bytes, and at most {LONGEST_KEY} are read")
         return self._take(length).decode()
 
     def _pair(self) -> None:

@@ -20,16 +20,16 @@ from ..said import said
 from .files import reading
 
 _LENGTH = struct.Struct("<Q")
-_LARGEST_HEADER = 16 << 20
-_MOST_TENSORS = 32_768
-_LONGEST_KEY = 512
+LARGEST_HEADER = 16 << 20
+MOST_TENSORS = 32_768
+LONGEST_KEY = 512
 _MOST_DIMS = 16
 _LARGEST_NUMBER = 1 << 53
 """ComfyUI's own process reads headers, whoever made them: these bound its time and memory. A full SDXL checkpoint has
 2,500 tensors, keys of 120 characters and a header of 300 KB."""
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
 _BYTES |= {"I64": 8, "U64": 8, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
-_AGAIN = "Download or copy the file again."
+AGAIN = "Download or copy the file again."
 _PICKLE = (
     said("a PyTorch pickle, which could run code"),
     said("Convert it to safetensors, or download that version."),
@@ -72,9 +72,9 @@ def read_header(path: Path) -> FileHeader:
         start = file.read(_LENGTH.size)
         size = path.stat().st_size
         length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
-        text = file.read(length) if 2 <= length <= _LARGEST_HEADER else b""
+        text = file.read(length) if 2 <= length <= LARGEST_HEADER else b""
     if not size:
-        raise CheckpointError(said("{path} is empty (0 bytes).", path=path), _AGAIN)
+        raise CheckpointError(said("{path} is empty (0 bytes).", path=path), AGAIN)
     if not text.startswith(b"{"):
         _refuse_foreign(path, start, size)
     if len(text) < length:
@@ -85,7 +85,7 @@ def read_header(path: Path) -> FileHeader:
                 length=length,
                 size=size,
             ),
-            _AGAIN,
+            AGAIN,
         )
     header, data_size = _parse(path, text)
     promised = _LENGTH.size + length + data_size
@@ -99,7 +99,7 @@ def read_header(path: Path) -> FileHeader:
                 promised=promised,
                 size=size,
             ),
-            _AGAIN,
+            AGAIN,
         )
     return header
 
@@ -123,7 +123,7 @@ def _refuse_foreign(path: Path, start: bytes, size: int) -> NoReturn:
             path=path,
             size=size,
         ),
-        _AGAIN,
+        AGAIN,
     )
 
 
@@ -146,18 +146,18 @@ def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("its __metadata__ is not text by name")
         tensors, spans = {}, []
-        if len(entries) > _MOST_TENSORS:
-            raise ValueError(f"it lists {len(entries)} tensors, and at most {_MOST_TENSORS} are read")
+        if len(entries) > MOST_TENSORS:
+            raise ValueError(f"it lists {len(entries)} tensors, and at most {MOST_TENSORS} are read")
         for key, entry in entries.items():
             key.encode()  # halves of characters, which JSON may hold
             tensors[key] = TensorInfo(_numbers(entry["shape"], _MOST_DIMS), str(entry["dtype"])[:40])
             begin, end = _numbers(entry["data_offsets"], 2)
             spans.append((begin, end, key))
-            if len(key) > _LONGEST_KEY:
-                raise ValueError(f"the name of a tensor has {len(key)} characters, and at most {_LONGEST_KEY} are read")
+            if len(key) > LONGEST_KEY:
+                raise ValueError(f"the name of a tensor has {len(key)} characters, and at most {LONGEST_KEY} are read")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"[:200]
-        raise CheckpointError(said("{path} has a damaged header ({what}).", path=path, what=what), _AGAIN) from error
+        raise CheckpointError(said("{path} has a damaged header ({what}).", path=path, what=what), AGAIN) from error
     position = 0
     for begin, end, key in sorted(spans):
         info = tensors[key]
@@ -165,7 +165,7 @@ def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
         wanted = math.prod(info.shape) * _BYTES[info.dtype] if info.dtype in _BYTES else end - begin
         if begin != position or end < begin or end - begin != wanted:
             raise CheckpointError(
-                said("{path} has a damaged header: the place of tensor {key} does not fit.", path=path, key=key), _AGAIN
+                said("{path} has a damaged header: the place of tensor {key} does not fit.", path=path, key=key), AGAIN
             )
         position = end
     data = _LENGTH.size + len(text)
