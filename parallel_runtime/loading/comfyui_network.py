@@ -22,7 +22,6 @@ from ..networks.tables.blocks import Network
 from ..networks.token_split import TokenSplit
 from ..replaced import replaced
 from ..said import said
-from ..streaming.block_stream import stream_forwards
 from ..streaming.dealer import Dealer
 from .host_file import HostFile, comfyuis_reason
 from .left_in_file import LeftInFile, MappedFile
@@ -101,7 +100,7 @@ class NetworkWeights(LoadedWeights):
         if self._data is not None:
             prepare_network(network, self._data, self.split)
         if self.stream is not None:
-            stream_forwards([network.get_submodule(path) for path in self._reader.blocks(network)], self.stream)
+            self.stream.wrap([network.get_submodule(path) for path in self._reader.blocks(network)])
 
     @property
     def stages(self) -> Stages:

@@ -41,9 +41,11 @@ class BlockStream:
             self._side = torch.cuda.Stream(shared.device)
             self._here = [torch.cuda.Event() for _ in range(SLOTS)]
 
-    def coming(self, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-        """Of a network's blocks those that it brings, in its order."""
-        return self._shared.dealer.coming(blocks)
+    def wrap(self, blocks: Sequence[nn.Module]) -> None:
+        """Let the forwards of a network's blocks, all of them in their order, wait for their weights: outside of what
+        is compiled of them."""
+        for number, block in enumerate(self._shared.dealer.coming(blocks)):
+            block.forward = _streamed(block.forward, self, number)
 
     def meet(self) -> bool:
         """Wait until all shares have the weights of this forward; bring the blocks that have places of their own."""
@@ -125,10 +127,3 @@ def _streamed(forward: Callable[..., Any], stream: BlockStream, number: int) -> 
         return returned
 
     return run
-
-
-def stream_forwards(blocks: Sequence[nn.Module], stream: BlockStream) -> None:
-    """Let the forwards of a network's blocks, all of them in their order, wait for their weights: outside of what is
-    compiled of them."""
-    for number, block in enumerate(stream.coming(blocks)):
-        block.forward = _streamed(block.forward, stream, number)

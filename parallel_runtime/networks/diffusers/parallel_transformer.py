@@ -16,7 +16,7 @@ from ...attention.rotary import exchange_rotary
 from ...errors import UnsupportedModelError
 from ...mesh.mesh import Mesh
 from ...said import said
-from ...streaming.block_stream import BlockStream, stream_forwards
+from ...streaming.block_stream import BlockStream
 from ..attention_operator import attend_by_kernel
 from ..cut_blocks import cut_blocks, run_blocks, unknown_blocks
 from ..marked_blocks import find_modules
@@ -134,7 +134,7 @@ class ParallelTransformer(Network):
         if record:
             self._record()
         if self.stream is not None:
-            stream_forwards(self._blocks, self.stream)
+            self.stream.wrap(self._blocks)
 
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
