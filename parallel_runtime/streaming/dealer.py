@@ -41,7 +41,8 @@ class Dealer:
 
     @property
     def on_device(self) -> bool:
-        """Whether pieces are kept on it: a CPU's are in memory that others can read."""
+        """Whether pieces are kept on it, and can only go when all ranks let them: a CPU's are in memory that others can
+        read."""
         return self.mode == "dealt" and self.device.type == "cuda"
 
     def coming(self, blocks: Sequence[_T]) -> list[_T]:

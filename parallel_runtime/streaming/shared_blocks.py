@@ -67,12 +67,7 @@ class SharedBlocks:
     @property
     def device_bytes(self) -> int:
         """Of these, what lies on the device."""
-        return self.size if self.on_device else 0
-
-    @property
-    def on_device(self) -> bool:
-        """Whether the share lies on the device, where others read it: it can only go when all ranks let it."""
-        return self.dealer.on_device
+        return self.size if self.dealer.on_device else 0
 
     def take(self) -> None:
         """Have memory for the share, not filled; nothing is done where there is some.
@@ -84,7 +79,7 @@ class SharedBlocks:
             return
         if not self.has_room():
             raise too_little_on_host(self._wanted_of_host())
-        self._own = DeviceShare(self.size, self.device) if self.on_device else HostShare(self.size)
+        self._own = DeviceShare(self.size, self.device) if self.dealer.on_device else HostShare(self.size)
         self.board[STATE] = 0
         if self.dealer.folder is not None:
             path = self._path(self.dealer.rank)
@@ -96,7 +91,7 @@ class SharedBlocks:
     def has_room(self) -> bool:
         """Whether the host has memory for the shares that are still to be filled."""
         # In this order: what another rank fills meanwhile does not count twice.
-        return self.on_device or room_on_host() >= self._wanted_of_host()
+        return self.dealer.on_device or room_on_host() >= self._wanted_of_host()
 
     def is_nowhere(self) -> bool:
         """Whether no rank has a share any more."""
@@ -201,7 +196,7 @@ class SharedBlocks:
     def close_gone(self) -> None:
         """Close what other ranks have let go of the host's memory, which is free when nobody has it open."""
         for rank, (made, share) in list(self._others.items()):
-            if share is None or self.on_device or self._boards[rank][MADE] == made:
+            if share is None or self.dealer.on_device or self._boards[rank][MADE] == made:
                 continue
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
@@ -218,7 +213,7 @@ class SharedBlocks:
             return
         self.board[STATE] = 0
         self.close()
-        if self.on_device:
+        if self.dealer.on_device:
             for rank, board in self._boards_there():
                 wait_for(board, lambda words: not words[OPEN], f"worker {rank} to let shared weights go")
         self._own.close()
