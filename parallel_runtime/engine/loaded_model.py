@@ -14,7 +14,7 @@ from ..loading.loaded_weights import LoadedWeights
 from ..loading.patched_weights import PatchedWeights
 from ..loading.reading import OnBytes
 from ..networks.network import Network
-from ..patching.patch_data import WeightPatches
+from ..patching.patch_data import UNPATCHED, WeightPatches
 
 
 def ignore(done: int, total: int) -> None:
@@ -45,7 +45,7 @@ class LoadedModel:
     unloaded: bool = True
 
     def __post_init__(self) -> None:
-        self._patched = PatchedWeights(self.weights)
+        self.patched = PatchedWeights(self.weights)
 
     def change(self, patches: WeightPatches, on_bytes: OnBytes) -> None:
         """Have these patches; costs nothing where they are the same. The weights are here.
@@ -55,16 +55,12 @@ class LoadedModel:
             Whatever `on_bytes` raises.
         """
         try:
-            self._patched.change(patches, on_bytes)
+            self.patched.change(patches, on_bytes)
             self.weights.settle(patches.names)
         finally:
             if self.weights.moved:
                 self.forget_recordings()
                 self.weights.moved = False
-
-    def make_room(self) -> None:
-        """Let go of device memory that a next change of patches would be quicker with."""
-        self._patched.make_room()
 
     def park(self, copies: HostCopies, on_bytes: OnBytes) -> None:
         """Let the device's memory go for another model: they stay on the host where that has memory, for all ranks."""
@@ -75,7 +71,8 @@ class LoadedModel:
                 copies.make(self.key, self.weights.region) as copy,
             ):
                 if copy is not None:
-                    self._patched.restore()  # what comes back is as in the file, and is patched again
+                    # What comes back is as in the file, and is patched again.
+                    self.patched.change(UNPATCHED, ignore)
                     self.weights.save(copy.memory, on_bytes)
         self.give_back()
 
@@ -84,7 +81,7 @@ class LoadedModel:
         if not self.weights.here:
             return
         self.weights.give_back()
-        self._patched.forget()
+        self.patched.forget()
         if not self.weights.keeps_addresses or self.weights.moved:
             self.forget_recordings()
             self.weights.moved = False
@@ -92,7 +89,7 @@ class LoadedModel:
     @property
     def shared_on_device(self) -> bool:
         """Other ranks read some of them out of this device's memory."""
-        return self.weights.shared is not None and self.weights.shared.on_device
+        return self.weights.shared is not None and self.weights.shared.dealer.on_device
 
     def forget_recordings(self) -> None:
         """Let go of the recordings of all its networks."""

@@ -86,7 +86,7 @@ class WeightStore:
         """
         model.runs_need = needs
         if not memory.is_free(needs, self.device):
-            model.make_room()
+            model.patched.make_room()
         self.free_beside(model, needs, on_bytes)
 
     def get(self, key: Hashable) -> LoadedModel | None:

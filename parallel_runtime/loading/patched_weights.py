@@ -82,10 +82,6 @@ class PatchedWeights:
             self._originals.clear()
         self._now = wanted.names
 
-    def restore(self) -> None:
-        """Have what the file has."""
-        self.change(UNPATCHED, lambda done, total: None)
-
     def forget(self) -> None:
         """The weights have left the device: those that come back are as in the file."""
         self._weights.moved |= bool(self._wrapped)
