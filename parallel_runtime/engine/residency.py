@@ -121,7 +121,10 @@ class Residency:
                 self.store.forget(model)
             raise
         resident = Resident(request.model, opened.family, wish, opened.dtype, self.store, network, model)
-        self._keep(resident)
+        self._residents[request.model] = resident
+        self._residents.move_to_end(request.model)
+        while len(self._residents) > MOST:
+            self.forget(next(iter(self._residents)))
         return resident, reused
 
     def load_vae(self, request: RunVae, control: Control) -> LoadedModel:
@@ -148,12 +151,6 @@ class Residency:
             self.store.forget(self._vaes.pop(next(iter(self._vaes))))
         self.store.activate(known, control.loading)
         return known
-
-    def _keep(self, resident: Resident) -> None:
-        self._residents[resident.key] = resident
-        self._residents.move_to_end(resident.key)
-        while len(self._residents) > MOST:
-            self.forget(next(iter(self._residents)))
 
     def forget(self, name: str) -> None:
         """Let a model go for good, but for what others have in common with it. Every rank calls it."""

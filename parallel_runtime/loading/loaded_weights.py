@@ -25,9 +25,6 @@ from .open_file import OpenFile, Reader
 from .reading import OnBytes, Piece, Place, read_anywhere, split, to_device, to_host
 from .weight_parts import alike, as_parameter, made_of, parts, put, weights_of
 
-FindCopy = Callable[[int], HostShare | None]
-"""What the host has of a region of so many bytes."""
-
 
 class LoadedWeights:
     """See the module. Made without memory.
@@ -79,12 +76,12 @@ class LoadedWeights:
         assert self._network is not None
         return self._network
 
-    def fill(self, on_bytes: OnBytes, find: FindCopy = lambda size: None) -> None:
+    def fill(self, on_bytes: OnBytes, find: Callable[[int], HostShare | None] = lambda size: None) -> None:
         """Bring them to the device. Nothing is done where they are there.
 
         Args:
             on_bytes: hears how far it is; may raise to give up, and nothing is on the device then.
-            find: a copy on the host, from where they come if there is one.
+            find: what the host has of a region of so many bytes, from where they come if it has it.
 
         Raises:
             NotLoadedError, CheckpointError, UnsupportedModelError: see `Reader.open`.
@@ -292,7 +289,7 @@ class LoadedWeights:
             [
                 name
                 for name, weight in weights.items()
-                if name.startswith(f"{path}.") and isinstance(weight, nn.Parameter) and rotating(parts(weight)[0].shape)
+                if name.startswith(f"{path}.") and isinstance(weight, nn.Parameter) and parts(weight)[0].ndim > 1
             ]
             for path in self._dealer.coming(self._reader.blocks(network))
         ]
@@ -320,11 +317,6 @@ class LoadedWeights:
         whole = split(found, torch.empty(matrix.numel(), dtype=matrix.dtype, device="meta"))
         first, last, memory = self.shared.own_piece(block)
         return [part for piece in whole for part in own_part(piece, start, first, last, memory)]
-
-
-def rotating(shape: Sequence[int]) -> bool:
-    """Whether a parameter of a block comes and goes."""
-    return len(shape) > 1
 
 
 def _fill(opened: OpenFile, name: str, index: int, part: torch.Tensor) -> list[Piece]:

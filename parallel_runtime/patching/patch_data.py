@@ -189,7 +189,7 @@ def decode_patches(patches: Sequence[Any], factors: Mapping[str, torch.Tensor]) 
 
 def decode_value(value: Tree, factors: Mapping[str, torch.Tensor]) -> Any:
     """A patch's value as ComfyUI has it."""
-    tensors = [_typed(factors[name], dtype, shape) for name, dtype, shape in value["tensors"]]
+    tensors = [factors[name].view(getattr(torch, dtype)).reshape(shape) for name, dtype, shape in value["tensors"]]
     content = restore(value["tree"], tensors)
     if not value["made"]:
         return content
@@ -265,7 +265,3 @@ def _digest(tensor: torch.Tensor) -> str:
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's bytes, (bytes,) uint8."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
-def _typed(content: torch.Tensor, dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    return content.view(getattr(torch, dtype)).reshape(tuple(shape))

@@ -40,10 +40,7 @@ class PatchStore:
         Raises:
             NotLoadedError: they are not here.
         """
-        patches, hooks = (self._find(name) for name in names)
-        return WeightPatches(patches, hooks)
-
-    def _find(self, name: str) -> PatchSet:
-        if name and name not in self._sets:
+        if any(name and name not in self._sets for name in names):
             raise NotLoadedError("The workers do not have the LoRA's weights.", "Queue the prompt again.")
-        return self._sets[name] if name else NO_PATCHES
+        patches, hooks = (self._sets[name] if name else NO_PATCHES for name in names)
+        return WeightPatches(patches, hooks)
