@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 
@@ -83,7 +82,7 @@ class HostCopies:
             return None
         path = self._path(key)
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            path.touch(0o600, exist_ok=False)
         except OSError:
             return None  # another rank was first
         try:
