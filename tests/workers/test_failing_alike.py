@@ -24,15 +24,15 @@ def running(ranks: int = 2) -> ActiveJob:
     return ActiveJob(1, ranks, "running")
 
 
-def counts(world: int, pair: int | None = None, ranks: int = 2) -> tuple[Launched, ...]:
-    everyone = Launched(tuple(range(ranks)), WORLD, world)
-    return (everyone,) if pair is None else (everyone, Launched((0, 1), PAIR, pair))
+def counts(world: int, pair: int | None = None, ranks: int = 2) -> Launched:
+    everyone = {(tuple(range(ranks)), WORLD): world}
+    return everyone if pair is None else {**everyone, ((0, 1), PAIR): pair}
 
 
 def fail(
     job: ActiveJob,
     rank: int,
-    launched: tuple[Launched, ...] | None,
+    launched: Launched | None,
     unbegun: bool = False,
     consequence: bool = False,
 ) -> None:
@@ -41,7 +41,7 @@ def fail(
     job.answer(Frame(Failed(1, rank, info, unbegun=unbegun, launched=launched), b"", None))
 
 
-def be_done(job: ActiveJob, rank: int, launched: tuple[Launched, ...] | None = None) -> None:
+def be_done(job: ActiveJob, rank: int, launched: Launched | None = None) -> None:
     job.answer(Frame(Done(1, rank, Finished(), launched=launched), b"", None))
 
 

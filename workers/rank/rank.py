@@ -55,32 +55,22 @@ class Rank:
         self.inbox = Inbox(connection)
         self.heartbeat = Heartbeat(connection, self.rank, blocks=lambda: engine.residency.pulse.count)
         self.imports = IdleImports(engine.device, code)
-        self.spent = self._ends = False
-
-    @property
-    def world_size(self) -> int:
-        """Ranks that this one is together with."""
-        return self.engine.world_size
+        self.spent = False
 
     def work(self) -> None:
-        """Main loop: what comes is answered by the table. (A cancel has come by the inbox already.) It ends where this
-        process itself can do no more: all ranks have let go of the job by then."""
-        handlers: dict[type, Callable[[Frame], None]] = {Job: self._take, Abandon: self._let_go}
-        while not self._ends:
+        """Main loop. (A cancel has come by the inbox already, and a Run is of a job that failed here in PREPARE.) It
+        ends where this process itself can do no more: all ranks have let go of the job by then."""
+        while True:
             frame = self.inbox.next(self.imports)
-            handle = handlers.get(type(frame.message))
-            if handle is not None:  # else it is a Run of a job that failed here in PREPARE
-                handle(frame)
+            if isinstance(frame.message, Job):
+                self._take(frame, frame.message)
+            elif isinstance(frame.message, Abandon):  # another rank could not prepare, or this one, or all failed alike
+                self.engine.forget_calls()
+                if self.spent:
+                    return
 
-    def _let_go(self, _: Frame) -> None:
-        """Another rank could not prepare, or this one, or all failed in the run."""
-        self.engine.forget_calls()
-        self._ends = self.spent
-
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: Frame, job: Job) -> None:
         """A job, through both of its phases."""
-        job = frame.message
-        assert isinstance(job, Job)
         self.heartbeat.job = job.number
         if isinstance(job.request, Step):
             self._repeat(frame, job, job.request)
@@ -114,10 +104,10 @@ class Rank:
             self.client_memory.open_for(job)  # what cannot be opened is found here, where it costs the job alone
             prepared = self.engine.prepare(job.request, unpack_meta(job.tensors), RankControl(self, job))
         except Cancelled:
-            self._fail(job.number, Cancelled(), "", cancelled=True)
+            self._fail(job.number, Cancelled(), cancelled=True)
         except Exception as error:  # noqa: BLE001 - process border: reported to the supervisor, the pool lives
             self.spent = is_spent(error)
-            self._fail(job.number, error, traceback.format_exc())
+            self._fail(job.number, error)
         else:
             self.connection.send(Ready(job.number, self.rank, dict(prepared.offers)))
             return prepared
@@ -131,22 +121,22 @@ class Rank:
                 tensors, copied = take_copy(job.tensors, segment.request, self.device, prepared.own_rows)
             else:
                 payload = frame.payload if segment is None else segment.request
-                tensors, copied = share(job.tensors, payload, self.device, self.world_size), None
+                tensors, copied = share(job.tensors, payload, self.device, self.engine.world_size), None
             control = RankControl(self, job)
             answer, results = prepared.run(tensors, control, agreed)
             if not prepared.cancelled:
                 control.finish()
             if copied is not None:
                 copied.synchronize()
-            outside = None if prepared.takes_part else self._launched()
+            outside = None if prepared.takes_part else launched(self.device)
             done = Done(job.number, self.rank, answer, prepared.cancelled, launched=outside)
             done, buffers = self._put(done, results if self.rank == 0 else {}, segment)
         except Exception as error:  # noqa: BLE001 - process border: reported to the supervisor, which may end the pool
             alike = isinstance(job.request, _MAY_FAIL_ALIKE) and not is_lost_peer(error)
-            counts = self._launched() if alike else None
+            counts = launched(self.device) if alike else None
             if counts is not None:
                 self.engine.forget_failed_run()
-            self._fail(job.number, error, traceback.format_exc(), launched=counts)
+            self._fail(job.number, error, counts=counts)
             return
         self.heartbeat.got_on()
         self.connection.send(done, buffers or (), buffers is None)
@@ -165,19 +155,9 @@ class Rank:
         in_segment = buffers is None and bool(specs)
         return msgspec.structs.replace(done, tensors=specs, in_segment=in_segment, finite=finite), buffers
 
-    def _launched(self) -> tuple[Launched, ...] | None:
-        """See `Failed`."""
-        counts = launched(self.device)
-        return None if counts is None else tuple(Launched(*key, count) for key, count in counts.items())
-
-    def _fail(
-        self,
-        number: int,
-        error: Exception,
-        trace: str,
-        cancelled: bool = False,
-        launched: tuple[Launched, ...] | None = None,
-    ) -> None:
+    def _fail(self, number: int, error: Exception, cancelled: bool = False, counts: Launched | None = None) -> None:
+        """Tell of the error that is being handled."""
+        trace = "" if cancelled else traceback.format_exc()
         if memory.is_out_of_memory(error):
             self.engine.free()
             error = memory.explain_out_of_memory(error, self.device, self.rank)
@@ -186,7 +166,7 @@ class Rank:
         info = describe(error, self.rank, trace)
         if is_lost_peer(error) or isinstance(error, PeerFailedError):
             info = msgspec.structs.replace(info, consequence=True)
-        self.connection.send(Failed(number, self.rank, info, cancelled, launched=launched))
+        self.connection.send(Failed(number, self.rank, info, cancelled, launched=counts))
 
 
 class RankControl(Control):

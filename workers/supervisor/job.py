@@ -24,7 +24,7 @@ class ActiveJob:
     ready: dict[int, Ready] = field(default_factory=dict)
     failed: dict[int, Failed] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
-    launched: dict[int, tuple[Launched, ...]] = field(default_factory=dict)
+    launched: dict[int, Launched] = field(default_factory=dict)
     result: Frame | None = None
     cancelled: bool = False
     unread: bool = False
@@ -100,10 +100,9 @@ class ActiveJob:
 
     @property
     def _alike(self) -> bool:
-        counts = {rank: {(each.ranks, each.name): each.count for each in of} for rank, of in self.launched.items()}
         return all(
-            counts.get(rank, {}).get(key) == count
-            for own in counts.values()
+            self.launched.get(rank, {}).get(key) == count
+            for own in self.launched.values()
             for key, count in own.items()
             for rank in key[0]
         )

@@ -7,6 +7,7 @@ call that was prepared before, and goes to RUN at once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -15,7 +16,7 @@ from parallel_runtime.requests.requests import Answer, Request
 
 from .error_info import ErrorInfo
 
-VERSION = 17
+VERSION = 18
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
 """`silent` is what the client says of a supervisor that does not answer."""
@@ -131,12 +132,8 @@ class Doing(msgspec.Struct, frozen=True, tag=True):
     total: int = 0
 
 
-class Launched(msgspec.Struct, frozen=True):
-    """How many exchanges a rank has launched among some of the pool; see parallel_runtime/mesh/launched.py."""
-
-    ranks: tuple[int, ...]
-    name: str
-    count: int
+Launched = Mapping[tuple[tuple[int, ...], str], int]
+"""(ranks, name) -> how many exchanges a rank has launched among these; see parallel_runtime/mesh/launched.py."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -154,7 +151,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     cancelled: bool = False
     tensors: tuple[TensorSpec, ...] = ()
     in_segment: bool = False
-    launched: tuple[Launched, ...] | None = None
+    launched: Launched | None = None
     finite: bool = True
 
 
@@ -175,7 +172,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     unbegun: bool = False
     pool_alive: bool = True
     fits: tuple[int, ...] = ()
-    launched: tuple[Launched, ...] | None = None
+    launched: Launched | None = None
 
 
 # supervisor -> client
