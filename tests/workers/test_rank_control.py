@@ -17,7 +17,7 @@ from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import Finished, Release
 from workers.rank import rank as rank_module
 from workers.rank.rank import Rank, RankControl
-from workers.supervisor.stall import Stall, StallWatch
+from workers.supervisor.stall import StallWatch
 from workers.wire.frames import Frame
 from workers.wire.protocol import Doing, Done, Failed, Job, Progress
 
@@ -152,8 +152,8 @@ def test_a_rank_that_waits_for_its_gpu_for_ever_stalls(monkeypatch):
     finally:
         finish.set()
         worker.join()
-    assert isinstance(stall, Stall)
-    assert stall.rank == 0
+    assert stall is not None
+    assert stall[0] == 0
 
 
 def test_a_load_is_told_of_a_few_times_a_second_and_hears_a_cancel(monkeypatch):

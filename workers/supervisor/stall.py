@@ -9,14 +9,6 @@ TICK_SECONDS = 0.5
 _SUSPENDED_SECONDS = 4.0
 
 
-@dataclass(frozen=True)
-class Stall:
-    """A rank that made no progress for too long, and the seconds it did not."""
-
-    rank: int
-    seconds: float
-
-
 @dataclass
 class StallWatch:
     """When no rank that is awaited has got on for so long, the pool has stalled.
@@ -64,8 +56,8 @@ class StallWatch:
         """A rank compiles, which may take minutes; the others may be waiting for it in a collective."""
         self._since = dict.fromkeys(self._since, now)
 
-    def tick(self, now: float) -> Stall | None:
-        """Called every TICK_SECONDS; return the rank that stalled longest, if all have."""
+    def tick(self, now: float) -> tuple[int, float] | None:
+        """Called every TICK_SECONDS; return the rank that stalled longest, if all have, and for how many seconds."""
         gap = now - (self._last_tick if self._last_tick is not None else now)
         self._last_tick = now
         if gap > _SUSPENDED_SECONDS:
@@ -74,4 +66,4 @@ class StallWatch:
         if not self._since or now - max(self._since.values()) <= self.floor:
             return None
         first = min(self._since, key=lambda rank: (self._waits.get(rank, False), self._since[rank]))
-        return Stall(first, now - self._since[first])
+        return first, now - self._since[first]

@@ -190,7 +190,7 @@ class Supervisor:
             if stall is not None:
                 self.members.dump_stacks()
                 await asyncio.sleep(DUMP_SECONDS)
-                self._die(self._loss(self.members.stalled(stall.rank, stall.seconds), with_stacks=True))
+                self._die(self._loss(self.members.stalled(*stall), with_stacks=True))
 
     def _loss(self, what: Said, with_stacks: bool = False) -> ErrorInfo:
         idle = self.jobs.active is None or self.jobs.active.unread
