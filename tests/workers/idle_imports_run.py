@@ -11,7 +11,7 @@ import sys
 import torch
 
 from parallel_runtime.requests.requests import ComfyuiCode
-from workers.rank.inbox import IdleImports
+from workers.rank.inbox import import_ahead
 
 
 def main(comfyui: str, path: str) -> None:
@@ -23,9 +23,7 @@ def main(comfyui: str, path: str) -> None:
     with open(path, "rb") as file:
         sets = pickle.load(file)  # it imports, too
     before = set(sys.modules)
-    imports = IdleImports(torch.device("cpu"), ComfyuiCode(comfyui))
-    while imports:
-        imports.next()
+    assert all(import_ahead(torch.device("cpu"), ComfyuiCode(comfyui)))
     idle = set(sys.modules)
     for given in sets:
         computing = comfyui_patches.Computing(torch.device("cpu"), given, patch_data.UNPATCHED.hooks)

@@ -17,7 +17,7 @@ from parallel_runtime.requests.requests import ComfyuiCode
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.tiny_lora import KINDS, peft, write_lora
 from workers.rank import inbox as idle_imports
-from workers.rank.inbox import IdleImports, Inbox
+from workers.rank.inbox import Inbox, import_ahead
 
 CODE = ComfyuiCode("/comfyui")
 PARTS = ("one", "two", "three")
@@ -50,26 +50,24 @@ def test_code_that_is_wanted_comes_before_the_compiler_with_what_its_networks_ne
     monkeypatch.setattr(idle_imports, "MODULES", (f"{package}.one",))
     monkeypatch.setattr(idle_imports, "LOADING", (f"{package}.two",))
     monkeypatch.setattr(idle_imports.compiler, "imports", lambda: [lambda: compiler.append(here(package))])
-    imports = IdleImports(torch.device("cuda"), CODE)
-    while imports:
-        imports.next()
+    assert all(import_ahead(torch.device("cuda"), CODE))
     assert compiler == [["one", "two"]]
 
 
 def test_a_rank_imports_by_its_own_thread_while_it_waits_and_a_job_waits_for_one_part_at_most(package, monkeypatch):
-    imports = IdleImports(torch.device("cpu"), CODE)
     inbox = Inbox(connection=None)
     frames: queue.SimpleQueue = inbox._frames
     seen = []
     job = object()
 
-    def step() -> None:
-        seen.append((threading.current_thread(), here(package)))
-        if len(here(package)) == 1:
-            frames.put(job)  # it comes while a part is imported
+    def watched():
+        for imported in import_ahead(torch.device("cpu"), CODE):
+            seen.append((threading.current_thread(), here(package)))
+            if len(here(package)) == 1:
+                frames.put(job)  # it comes while a part is imported
+            yield imported
 
-    own = imports.next
-    monkeypatch.setattr(imports, "next", lambda: (own(), step()))
+    imports = watched()
     assert inbox.next(imports) is job
     assert {thread for thread, _ in seen} == {threading.current_thread()}
     assert here(package) == ["one"]
@@ -80,16 +78,14 @@ def test_a_rank_imports_by_its_own_thread_while_it_waits_and_a_job_waits_for_one
 
 def test_a_rank_on_a_gpu_begins_with_the_compiler_and_one_on_a_cpu_does_not(monkeypatch):
     monkeypatch.setattr(idle_imports.compiler, "imports", lambda: [lambda: None] * 3)
-    assert len(IdleImports(torch.device("cuda"))) == 3
-    assert len(IdleImports(torch.device("cpu"))) == 0
+    assert list(import_ahead(torch.device("cuda"))) == [True] * 3
+    assert list(import_ahead(torch.device("cpu"))) == []
 
 
 def test_a_comfyui_that_cannot_be_imported_costs_a_line_in_the_log(package, monkeypatch, caplog):
     monkeypatch.setattr(idle_imports, "MODULES", (f"{package}.absent", f"{package}.one"))
     caplog.set_level("INFO")
-    imports = IdleImports(torch.device("cpu"), CODE)
-    while imports:
-        imports.next()
+    assert all(import_ahead(torch.device("cpu"), CODE))
     assert f"ModuleNotFoundError: No module named '{package}.absent'" in caplog.text
 
 

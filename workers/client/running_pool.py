@@ -15,8 +15,9 @@ from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.said import Said, said
 
 from ..launch import PoolSpec
-from ..wire.connection import ConnectionClosed, FrameError
+from ..wire.connection import ConnectionClosed
 from ..wire.error_info import revive
+from ..wire.frames import FrameError
 from ..wire.protocol import AskStatus, Cancel, Done, Failed, Job, Progress, Shutdown, Status
 from ..wire.shared_memory import Transport
 from ..wire.tensors import unpack

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
 import queue
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -18,8 +18,8 @@ from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.patching.comfyui_patches import MODULES
 from parallel_runtime.requests.requests import ComfyuiCode
 
-from ..wire.connection import ConnectionClosed, FrameError
-from ..wire.frames import Frame
+from ..wire.connection import ConnectionClosed
+from ..wire.frames import Frame, FrameError
 from ..wire.protocol import Abandon, Cancel, Run
 from .elsewhere import Channel
 
@@ -31,39 +31,34 @@ QUIET_SECONDS = 0.5
 log = logging.getLogger("rank")
 
 
-class IdleImports:
-    """What later jobs need and this rank imports while it waits for one: the compiler, and ComfyUI's code.
+def import_ahead(device: torch.device, code: ComfyuiCode | None = None) -> Iterator[bool]:
+    """Import what later jobs need and this rank has time for while it waits for one: the compiler, and ComfyUI's code,
+    one part each time that this is asked for the next. No rank depends on another's.
 
-    The rank's own thread does it, part by part: two threads that import modules which import each other get half of
-    them. A job that comes meanwhile waits for no more than the part at hand. No rank depends on another's.
+    The rank's own thread asks: two threads that import modules which import each other get half of them. A job that
+    comes meanwhile waits for no more than the part at hand.
 
     Args:
         code: whose networks and patches will be wanted.
     """
-
-    def __init__(self, device: torch.device, code: ComfyuiCode | None = None):
-        self._left: deque[Callable[[], object]] = deque(compiler.imports() if device.type == "cuda" else ())
-        if code is not None:  # before all else
-            options = {**code.options, "cpu": device.type == "cpu"}
-            wanted = [partial(importlib.import_module, name) for name in (*MODULES, *LOADING)]
-            self._left.extendleft(reversed([partial(use_comfyui, code.folder, options), *wanted]))
-        self._seconds = 0.0
-
-    def __len__(self) -> int:
-        return len(self._left)
-
-    def next(self) -> None:
-        """Import the next part."""
-        part, started = self._left.popleft(), time.monotonic()
+    parts: list[Callable[[], object]] = []
+    if code is not None:  # before all else
+        parts.append(partial(use_comfyui, code.folder, {**code.options, "cpu": device.type == "cpu"}))
+        parts += (partial(importlib.import_module, name) for name in (*MODULES, *LOADING))
+    if device.type == "cuda":
+        parts += compiler.imports()
+    seconds = 0.0
+    for part in parts:
+        started = time.monotonic()
         try:
             part()
         except Exception as error:  # noqa: BLE001 - of other people's modules; the request that needs them says it
-            self._left.clear()
             log.info("importing ahead failed: %s: %s", type(error).__name__, error)
             return
-        self._seconds += time.monotonic() - started
-        if not self._left:
-            log.info("What later jobs need is imported, in %.1f s.", self._seconds)
+        seconds += time.monotonic() - started
+        yield True
+    if parts:
+        log.info("What later jobs need is imported, in %.1f s.", seconds)
 
 
 class Inbox:
@@ -89,15 +84,14 @@ class Inbox:
             log.info("the supervisor is gone (%s)", error)
             os._exit(1)  # not 0: torchrun of another machine would wait for those of this one
 
-    def next(self, imports: IdleImports) -> Frame:
+    def next(self, imports: Iterator[bool]) -> Frame:
         """What comes next; this thread imports while nothing comes."""
         quiet, self._quiet = self._quiet, QUIET_SECONDS
-        while imports:
-            try:
-                return self._frames.get(timeout=quiet)
-            except queue.Empty:
-                imports.next()
-                quiet = 0.0
+        with contextlib.suppress(queue.Empty):
+            return self._frames.get(timeout=quiet)
+        while next(imports, False):
+            with contextlib.suppress(queue.Empty):
+                return self._frames.get(block=False)
         return self._frames.get()
 
     def verdict(self, number: int) -> Run | Abandon:

@@ -28,7 +28,7 @@ from ..wire.shared_memory import Segment, write
 from ..wire.tensors import pack, unpack_meta
 from .elsewhere import Channel
 from .heartbeat import Heartbeat
-from .inbox import IdleImports, Inbox
+from .inbox import Inbox, import_ahead
 from .laps import Laps
 from .sharing import ClientMemory, share, take_copy
 
@@ -54,7 +54,7 @@ class Rank:
         self.client_memory = ClientMemory(for_all=one_host, rank=self.rank)
         self.inbox = Inbox(connection)
         self.heartbeat = Heartbeat(connection, self.rank, blocks=lambda: engine.residency.pulse.count)
-        self.imports = IdleImports(engine.device, code)
+        self.imports = import_ahead(engine.device, code)
         self.spent = False
 
     def work(self) -> None:

@@ -15,7 +15,6 @@ from .frames import (
     PREFIX,
     WITHOUT_PAYLOAD,
     Frame,
-    FrameError,
     decode_header,
     decode_prefix,
     encode_header,
@@ -200,6 +199,3 @@ def _at_socket_of(folder: Path, use: Callable[[socket.socket, str], None]) -> so
     finally:
         os.close(descriptor)
     return sock
-
-
-__all__ = ["Connection", "ConnectionClosed", "FrameError"]
