@@ -56,9 +56,9 @@ def test_the_ranks_store_never_outgrows_the_cache_whatever_the_client_forgets():
     cache, store = ConditioningCache(), ConditioningStore()
     for seed in range(60):
         reference, tensors = cache.refer(conditioning(seed % 25))
-        (taken,) = store.take([reference], tensors, cache.kept)
+        (taken,) = store.take([reference], tensors, cache.numbers)
         assert torch.equal(taken.context, conditioning(seed % 25)["context"])
-        assert store._kept.keys() == {*cache.kept, reference.id}
+        assert store._kept.keys() == {*cache.numbers, reference.id}
         if seed % 7 == 0:
             cache.clear()
 
@@ -68,7 +68,7 @@ def test_a_request_of_more_branches_than_are_kept_has_all_of_them():
     for seeds in ([0], [*range(1, 12), 0]):  # the last was known when the request began
         referred = [cache.refer(conditioning(seed)) for seed in seeds]
         tensors = {name: each for _, named in referred for name, each in named.items()}
-        taken = store.take([reference for reference, _ in referred], tensors, cache.kept)
+        taken = store.take([reference for reference, _ in referred], tensors, cache.numbers)
         expected = [conditioning(seed)["context"] for seed in seeds]
         assert all(torch.equal(each.context, text) for each, text in zip(taken, expected, strict=True))
 

@@ -19,7 +19,7 @@ from parallel_runtime.said import said
 
 from ..wire.tensors import in_pieces
 from .conditioning_cache import ConditioningCache, Mirror
-from .requests import Reply, Submission, check_filled, not_finite, require_finite
+from .requests import Reply, Submission, check_latent, require_finite
 
 _PIECE = 256 << 20
 """Bytes of tensors in one request."""
@@ -79,9 +79,7 @@ class Calls:
         self, model: str, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any], patches: PatchNames
     ) -> torch.Tensor:
         """The prediction, on x's device; arguments as of `PoolClient.forward`, model and patches by their names."""
-        check_filled(x)
-        if not torch.isfinite(x).all():
-            raise not_finite("latent")
+        check_latent(x)
         # What a ControlNet adds is another in each step, as x is.
         form, residuals = _flat(conditioning.get(CONTROL))
         conditioning = {name: value for name, value in conditioning.items() if name != CONTROL}
@@ -95,7 +93,7 @@ class Calls:
         if number is None:
             number = next(self._numbers)
             self._prepared.hold(number, kind)
-            kept = self.cache.kept, number, self._prepared.numbers
+            kept = self.cache.numbers, number, self._prepared.numbers
             request = Forward(model, reference, *kept, patches, form)
         else:
             request = Step(number)

@@ -62,6 +62,8 @@ class PoolClient:
     """
 
     def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):
+        self.spec = spec
+        """Devices that the pool has."""
         self.ran: Finished | None = None
         """What the ranks said of the last call or loop: the plan that ran it."""
         self.details: PlanDetails | None = None
@@ -72,11 +74,6 @@ class PoolClient:
         self._calls = Calls(self._submit)
         self._patches = PatchCache(self._submit)
         self._keeper = Keeper(spec, rank_module, on_change=self._forget, should_cancel=self._turns.cancelled)
-
-    @property
-    def spec(self) -> PoolSpec:
-        """Devices that the pool has."""
-        return self._keeper.spec
 
     @property
     def pool(self) -> RunningPool | None:
@@ -90,7 +87,7 @@ class PoolClient:
 
     def begin(self) -> None:
         """Start the pool if need be, and do not wait for its ranks: a load is about to come."""
-        with self._turns:
+        with self._turns.lock:
             self._keeper.begin()
 
     def load(
@@ -164,7 +161,7 @@ class PoolClient:
 
         def run() -> torch.Tensor:
             reference, tensors = self._calls.cache.refer(arguments)
-            request = Invoke(model.key, method, reference, self._calls.cache.kept, patches.names)
+            request = Invoke(model.key, method, reference, self._calls.cache.numbers, patches.names)
             reply = self._submit(Submission(request=request, tensors=tensors))
             return require_finite(reply, "The latent")["output"]
 
@@ -254,13 +251,13 @@ class PoolClient:
 
     def close(self, for_good: PoolError | None = None) -> None:
         """End the pool; `for_good` says why none starts again."""
-        with self._turns:
+        with self._turns.lock:
             self._keeper.close(for_good)
             self._forget()
 
     def close_unused(self, seconds: float) -> bool:
         """End a pool that has run nothing since it started, so long ago; return whether it was one."""
-        with self._turns:
+        with self._turns.lock:
             unused = self.pool is not None and self.ran is None and not self.models and self.idle_seconds >= seconds
             if unused:
                 self.close()

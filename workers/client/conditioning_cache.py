@@ -66,34 +66,25 @@ class _Kept:
     tensors: list[torch.Tensor]
 
 
-class ConditioningCache:
+class ConditioningCache(Mirror[_Kept]):
     """Compares contents, not identities: ComfyUI concatenates anew for every step."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._mirror: Mirror[_Kept] = Mirror(_CAPACITY)
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """Numbers of those that the ranks are to keep."""
-        return self._mirror.numbers
+        super().__init__(_CAPACITY)
+        self._next = itertools.count(1)
 
     def refer(self, conditioning: Mapping[str, Any], index: int = 0) -> tuple[ConditioningRef, dict[str, torch.Tensor]]:
         """Return (reference, tensors to send along); RequestError for what does not travel."""
         arguments = {name: value for name, value in conditioning.items() if value is not None}
-        reference, named = refer(next(self._numbers), arguments, index)
+        reference, named = refer(next(self._next), arguments, index)
         tensors = list(named.values())
         form = repr((reference.trees, reference.shared, [(each.dtype, each.shape, each.device) for each in tensors]))
-        number = self._mirror.find(lambda kept: kept.form == form and all(map(_same, kept.tensors, tensors)))
+        number = self.find(lambda kept: kept.form == form and all(map(_same, kept.tensors, tensors)))
         if number is not None:
             return ConditioningRef(number, index=index), {}
         # Copies: the caller may write into its tensors later, and a comparison with itself would not notice.
-        self._mirror.hold(reference.id, _Kept(form, [tensor.clone() for tensor in tensors]))
+        self.hold(reference.id, _Kept(form, [tensor.clone() for tensor in tensors]))
         return reference, named
-
-    def clear(self) -> None:
-        """Trust none of them any more."""
-        self._mirror.clear()
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -159,9 +159,7 @@ class LoopRequest:
 
     def check_finite(self) -> None:
         """RequestError for what can only end in a picture of nothing."""
-        check_filled(self.x)
-        if not torch.isfinite(self.x).all():
-            raise not_finite("latent")
+        check_latent(self.x)
         given = {"cfg": torch.tensor(self.job.cfg), "the sigmas": self.tensors["sigmas"]}
         for name, values in given.items():
             if not torch.isfinite(values).all():
@@ -179,7 +177,7 @@ class LoopRequest:
             reference, new = cache.refer(branch.conditioning, branch.index)
             references.append(reference)
             tensors |= new
-        named = {"model": model, "branches": tuple(references), "kept": cache.kept, "patches": patches}
+        named = {"model": model, "branches": tuple(references), "kept": cache.numbers, "patches": patches}
         return msgspec.structs.replace(self.job, **named), tensors
 
 
@@ -192,12 +190,14 @@ def check_filled(x: torch.Tensor) -> None:
         )
 
 
-def not_finite(what: str) -> RequestError:
-    """The error for a tensor that could only give NaN: it holds NaN or infinity."""
-    return RequestError(
-        said("The {what} that came to the model holds NaN or infinity.", what=what),
-        "Check the input latent and the nodes before this one; with fp16 weights, try bf16.",
-    )
+def check_latent(x: torch.Tensor) -> None:
+    """Refuse a latent that could only give NaN, or nothing."""
+    check_filled(x)
+    if not torch.isfinite(x).all():
+        raise RequestError(
+            "The latent that came to the model holds NaN or infinity.",
+            "Check the input latent and the nodes before this one; with fp16 weights, try bf16.",
+        )
 
 
 def require_finite(reply: Reply, what: str) -> Mapping[str, torch.Tensor]:

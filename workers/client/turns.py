@@ -15,10 +15,10 @@ POLL_SECONDS = 0.05
 
 
 class Turns:
-    """A lock that the thread which has it may take again."""
+    """Taken for requests, each of which may take it again for others; the lock itself is for what is none."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._queue: set[int] = set()
         self._ended = time.monotonic()
         self._should_cancel: ShouldCancel = never
@@ -35,23 +35,17 @@ class Turns:
     @property
     def idle_seconds(self) -> float:
         """Since the last request was served; 0 while another thread's is."""
-        if not self._lock.acquire(blocking=False):
+        if not self.lock.acquire(blocking=False):
             return 0.0
-        self._lock.release()
+        self.lock.release()
         return time.monotonic() - self._ended
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.release()
 
     @contextmanager
     def take(self, should_cancel: ShouldCancel = never) -> Iterator[None]:
         """Hold the pool for one request, after those of other threads."""
         thread = threading.get_ident()
         try:
-            while not self._lock.acquire(timeout=POLL_SECONDS):
+            while not self.lock.acquire(timeout=POLL_SECONDS):
                 self._queue.add(thread)
                 if should_cancel():
                     raise Cancelled
@@ -63,4 +57,4 @@ class Turns:
         finally:
             self._should_cancel = before
             self._ended = time.monotonic()
-            self._lock.release()
+            self.lock.release()
