@@ -110,17 +110,12 @@ def _gpus(count: int) -> Said:
     return said("one GPU, number 0") if count == 1 else said("{count} GPUs, 0 to {last}", count=count, last=count - 1)
 
 
-def threads_of_rank(spec: PoolSpec, environment: Mapping[str, str]) -> int:
-    """CPU threads that a rank computes with: its share of the cores, or fewer where $OMP_NUM_THREADS says so."""
-    share, given = (os.cpu_count() or 1) // len(spec.devices), environment.get("OMP_NUM_THREADS", "")
-    return max(1, min(share, int(given)) if given.isdecimal() else share)
-
-
 def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], interface: str = "lo") -> dict[str, str]:
     """Environment of ranks (of torchrun, which starts them), whose collectives use this network interface."""
     environment = {key: value for key, value in base.items() if key not in _DROPPED_VARIABLES}
     compiled = base.get("TORCHINDUCTOR_CACHE_DIR") or str(state_directory() / "compiled")
-    environment |= {
+    share, given = (os.cpu_count() or 1) // len(spec.devices), base.get("OMP_NUM_THREADS", "")
+    return environment | {
         "PARALLEL_DIT_POOL": str(directory),
         "PARALLEL_DIT_DEVICES": str(spec),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PACK_ROOT), base.get("PYTHONPATH")])),
@@ -130,7 +125,8 @@ def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], i
         "TORCHINDUCTOR_CACHE_DIR": compiled,
         # PyTorch says where when it first makes a kernel; before, ours would lie where nobody finds them.
         "TRITON_CACHE_DIR": base.get("TRITON_CACHE_DIR") or os.path.join(compiled, "triton"),
-        "OMP_NUM_THREADS": str(threads_of_rank(spec, base)),
+        # A rank's share of the cores, or fewer where somebody says so.
+        "OMP_NUM_THREADS": str(max(1, min(share, int(given)) if given.isdecimal() else share)),
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
         # Each channel takes memory of the GPU, which a pool that is idle keeps, and NVLink alone would have more: what
@@ -140,7 +136,6 @@ def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], i
         "TRANSFORMERS_OFFLINE": "1",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     }
-    return environment
 
 
 def rank_commands(spec: PoolSpec, rank_module: str, meeting: str = "") -> list[tuple[list[str], dict[str, str]]]:
@@ -170,25 +165,19 @@ def rank_commands(spec: PoolSpec, rank_module: str, meeting: str = "") -> list[t
 
 def state_directory() -> Path:
     """Folder of what outlives a pool: logs, compiled kernels; ConfigurationError where this user has no home."""
-    given = os.environ.get("XDG_STATE_HOME")
-    return (Path(given) if given else home() / ".local" / "state") / "parallel-dit"
+    try:
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "parallel-dit"
+    except RuntimeError as error:
+        raise ConfigurationError(
+            said("The user {getuid} that ComfyUI runs as has no home folder.", getuid=os.getuid()),
+            "Set the environment variable HOME to a folder that this user can write.",
+        ) from error
 
 
 def log_directory() -> Path:
     """Folder of the pools' logs. $PARALLEL_DIT_LOGS overrides it."""
     chosen = os.environ.get("PARALLEL_DIT_LOGS")
     return Path(chosen) if chosen else state_directory() / "logs"
-
-
-def home() -> Path:
-    """This user's home folder."""
-    try:
-        return Path.home()
-    except RuntimeError as error:
-        raise ConfigurationError(
-            said("The user {getuid} that ComfyUI runs as has no home folder.", getuid=os.getuid()),
-            "Set the environment variable HOME to a folder that this user can write.",
-        ) from error
 
 
 def read_seconds(environment: Mapping[str, str], name: str, default: float) -> float:

@@ -7,14 +7,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..launch import PACK_ROOT, PoolSpec, rank_environment
+from ..launch import PACK_ROOT, PoolSpec, rank_commands, rank_environment
 from ..leftovers import private_folder
 from ..processes import KILL_SECONDS
 
@@ -68,9 +67,9 @@ def _ranks(spec: PoolSpec, folder: Path, output: Any, module: str) -> Iterator[l
     common: dict[str, Any] = {"cwd": PACK_ROOT, "stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
     ranks: list[subprocess.Popen[bytes]] = []
     try:
-        for rank in range(spec.world_size):  # in a session of their own: Ctrl-C is for the doctor, which then ends them
-            command, environment = [sys.executable, "-m", module], environment | {"RANK": str(rank)}
-            ranks.append(subprocess.Popen(command, env=environment, start_new_session=True, **common))
+        for command, own in rank_commands(spec, module):
+            # In a session of their own: Ctrl-C is for the doctor, which then ends them.
+            ranks.append(subprocess.Popen(command, env=environment | own, start_new_session=True, **common))
         yield ranks
     finally:
         for process in ranks:

@@ -99,9 +99,7 @@ def take_copy(
     tensors |= unpack(together, memory[start:place].to(device, non_blocking=True, copy=True))
     if device.type != "cuda":
         return tensors, None
-    copied = torch.cuda.Event()
-    copied.record(torch.cuda.current_stream(device))
-    return tensors, copied
+    return tensors, torch.cuda.current_stream(device).record_event()
 
 
 def _copy_rows(spec: TensorSpec, data: torch.Tensor, device: torch.device, rows: Rows) -> torch.Tensor:

@@ -62,11 +62,6 @@ def join(spec: PoolSpec, rank: int, device: torch.device, folder: Path) -> None:
         )
 
 
-def device_name(device: torch.device) -> str:
-    """What the status shows for a rank."""
-    return f"cuda:{device.index} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
-
-
 def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> None:
     """Process entry, in the environment that torchrun gives, or the supervisor in its words.
 
@@ -104,6 +99,7 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     log.info("start: %s", laps)
     threading.Thread(target=rank.inbox.receive, name="receive", daemon=True).start()
     threading.Thread(target=rank.heartbeat.beat, name="heartbeat", daemon=True).start()
-    link.send(Online(number, device_name(device), host_name(os.environ) if elsewhere else ""))
+    name = f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
+    link.send(Online(number, name, host_name(os.environ) if elsewhere else ""))
     rank.work()
     os._exit(1)  # it can do no more: interpreter and libraries may want what there is none of

@@ -41,7 +41,8 @@ class Segment:
         with torch.inference_mode(False):  # what was made in ComfyUI's cannot be written to by a node that leaves it
             whole = torch.frombuffer(self._map, dtype=torch.uint8)
             self.request, self.answer = whole.split(whole.numel() // 2)
-        self._pinned = _register(whole)
+        # Pinned where this process computes on a GPU; copies also work where that fails, only slower.
+        self._pinned = torch.cuda.is_initialized() and register(whole, PORTABLE)
 
     @classmethod
     def create(cls, half: int) -> Segment:
@@ -119,22 +120,13 @@ def read(half: torch.Tensor, into: torch.Tensor) -> torch.cuda.Event | None:
         np.copyto(into.numpy(), half.numpy())
         return None
     into.copy_(half, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(into.device))
-    return event
+    return torch.cuda.current_stream(into.device).record_event()
 
 
 def _cannot_share(error: Exception, descriptor: int) -> SegmentError:
     if descriptor >= 0:
         os.close(descriptor)
     return SegmentError(f"No memory can be shared with the workers: {error}.", "")
-
-
-def _register(memory: torch.Tensor) -> bool:
-    """Pin the memory where this process computes on a GPU; copies also work where that fails, only slower."""
-    if not torch.cuda.is_initialized():
-        return False
-    return register(memory, PORTABLE)
 
 
 log = logging.getLogger("parallel_dit")
