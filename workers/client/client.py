@@ -29,7 +29,7 @@ from ..wire.protocol import Status
 from .calls import Calls
 from .keeper import Keeper, in_a_living_pool
 from .life import Wait
-from .loading import KnownModel, LoadedModels, load_model
+from .loading import KnownModel, LoadedModels
 from .patch_cache import PatchCache
 from .requests import (
     Branch,
@@ -103,7 +103,7 @@ class PoolClient:
                 who has others on it may let them go. None where nobody has.
         """
         with self._turns.take(should_cancel):
-            answer = in_a_living_pool(lambda: load_model(model, self._keeper, self._models, self._submit, make_room))
+            answer = in_a_living_pool(lambda: self._models.load(model, self._keeper, self._submit, make_room))
             self._calls.prepare_anew()
             return answer
 

@@ -1,4 +1,4 @@
-"""Has a model loaded by the ranks of a pool, which is started for it."""
+"""Has models loaded by the ranks of a pool, which is started for it, and knows which of them they have."""
 
 from __future__ import annotations
 
@@ -57,9 +57,29 @@ class LoadedModels:
         entries = list(self._loaded.items())
         return [KnownModel(request, loaded, self.bytes_of(name)) for name, (request, loaded) in entries]
 
-    def add(self, request: ModelRequest, loaded: Loaded) -> None:
-        """The ranks have loaded it."""
-        self._loaded[request.key] = request, loaded
+    def load(
+        self,
+        model: ModelRequest,
+        keeper: Keeper,
+        submit: Callable[[Submission], Reply],
+        make_room: Callable[[int], None] | None,
+    ) -> Loaded:
+        """Have the ranks load a model; see `PoolClient.load`."""
+        model.check_files()
+        ranks = resolve_devices(model.config, torch.cuda.device_count).world_size
+        pool = keeper.start()
+        machine = find_machine(pool.spec)
+        config = model.config.to_mapping()
+        request = Load(model.key, model.path, model.dtype, config, ranks, machine, model.comfyui, model.size)
+        self.discard(model.key)
+        if machine.memory_bytes:
+            request = surveyed(request, lambda asked: submit(Submission(request=asked)), make_room)
+        answer = submit(Submission(request=request)).answer
+        assert isinstance(answer, Loaded)
+        if answer.machine is not None and answer.machine != machine:
+            remember(pool.spec, answer.machine)
+        self._loaded[model.key] = model, answer
+        return answer
 
     def discard(self, name: str) -> None:
         """The ranks have to be asked to load it before it is used again."""
@@ -78,31 +98,6 @@ class LoadedModels:
         """The pool is gone."""
         self._loaded.clear()
         self._bytes = None
-
-
-def load_model(
-    model: ModelRequest,
-    keeper: Keeper,
-    models: LoadedModels,
-    submit: Callable[[Submission], Reply],
-    make_room: Callable[[int], None] | None,
-) -> Loaded:
-    """See `PoolClient.load`."""
-    model.check_files()
-    ranks = resolve_devices(model.config, torch.cuda.device_count).world_size
-    pool = keeper.start()
-    machine = find_machine(pool.spec)
-    config = model.config.to_mapping()
-    request = Load(model.key, model.path, model.dtype, config, ranks, machine, model.comfyui, model.size)
-    models.discard(model.key)
-    if machine.memory_bytes:
-        request = surveyed(request, lambda asked: submit(Submission(request=asked)), make_room)
-    answer = submit(Submission(request=request)).answer
-    assert isinstance(answer, Loaded)
-    if answer.machine is not None and answer.machine != machine:
-        remember(pool.spec, answer.machine)
-    models.add(model, answer)
-    return answer
 
 
 def surveyed(load: Load, submit: Callable[[Survey], Reply], make_room: Callable[[int], None] | None) -> Load:

@@ -1,5 +1,5 @@
-"""Who is in a pool: its ranks, here and on other machines. The supervisor's side of their connections, which nobody
-else can make: those of this pool that it has started itself."""
+"""Who is in a pool: its ranks, here and on other machines. The supervisor's side of their processes and connections,
+which nobody else can make: those of this pool that it has started itself."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.said import Said, said
 
-from ..launch import PoolSpec
+from ..launch import PACK_ROOT, PoolSpec
 from ..pool_log import PoolLog
-from ..processes import DUMP_STACKS, is_descendant
+from ..processes import DUMP_STACKS, die_with_parent, is_descendant
 from ..wire.connection import Endpoint
 from ..wire.frames import Frame, FrameError
 from ..wire.protocol import Hello, Message, Online
@@ -24,19 +24,22 @@ from .verdict import Blame
 
 HELLO_SECONDS = 10.0
 ACCEPT_PAUSE_SECONDS = 0.2
+POLL_SECONDS = 0.1
+PUMP_SECONDS = 1.0
 BACKLOG = 512
 """Connections that the kernel holds until they are accepted: no fewer when a pool is small."""
 
 
 class Members:
-    """Serves each connection until its end, which is a loss: nobody leaves a pool that goes on.
+    """Awaits the end of each process, and serves each connection until its end. Both are losses: nobody leaves a pool
+    that goes on.
 
     Ranks of this machine have a connection each; rank 0's is that of the ranks on other machines as well.
 
     Args:
         on_frame: called with what a rank sent.
-        on_loss: called with the sign that a lost connection is, with who was lost, in words, and with the rank's number
-            where it ended and had not read all that was sent to it.
+        on_loss: called with the sign that a loss is, with who was lost, in words, and with the rank's number where it
+            ended and had not read all that was sent to it.
         watch: has something go on beside.
     """
 
@@ -46,7 +49,7 @@ class Members:
         log: PoolLog,
         on_frame: Callable[[int, Frame], Coroutine[Any, Any, None]],
         on_loss: Callable[[Blame, Said, int | None], None],
-        watch: Callable[[Coroutine[Any, Any, None]], Any],
+        watch: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ):
         self.size = spec.world_size
         """Ranks of the pool."""
@@ -59,6 +62,8 @@ class Members:
         self._on_frame = on_frame
         self._on_loss = on_loss
         self._watch = watch
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._hearing: list[asyncio.Task[None]] = []
         self._endpoints: dict[int, Endpoint] = {}
         self._hosts: dict[int, str] = {}
 
@@ -74,6 +79,51 @@ class Members:
             return said("Not all of the {hosts} hosts joined", hosts=self._spec.hosts)
         ranks = [rank for rank in range(self.size) if rank not in self.devices]
         return said("Workers {ranks} did not start", ranks=ranks)
+
+    async def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start a rank, or torchrun where several machines meet. It ends with this process, and the ranks with it."""
+        parent = os.getpid()
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=dict(environment),
+            cwd=PACK_ROOT,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent),
+            limit=1 << 20,
+        )
+        self._processes.append(process)
+        rank = environment.get("RANK")
+        self._hearing.append(self._watch(self._hear(process, "" if rank is None else f"[rank {rank}] ")))
+        self._watch(self._see_end(process, rank))
+
+    async def _hear(self, process: asyncio.subprocess.Process, prefix: str) -> None:
+        """Write the log, to the end of what a process and those that it starts say."""
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            self._log.write(prefix + line.decode(errors="replace").rstrip())
+
+    async def _see_end(self, process: asyncio.subprocess.Process, rank: str | None) -> None:
+        """Tell of a process's end. Its `wait` returns only when its output has ended as well, which children hold that
+        are still there: ranks that have come no further than their imports."""
+        while (code := process.returncode) is None:
+            await asyncio.sleep(POLL_SECONDS)
+        if rank is None:
+            what = said("torchrun (process {pid}) ended with code {code}", pid=process.pid, code=code)
+            self._on_loss(Blame.TORCHRUN_KILLED if code < 0 else Blame.PROCESS_ENDED, what, None)
+        else:
+            await asyncio.sleep(POLL_SECONDS)  # its connection's end, where it had one, is seen first
+            template = "Worker {rank} (process {pid}) ended with code {code}"
+            self._on_loss(Blame.PROCESS_ENDED, said(template, rank=rank, pid=process.pid, code=code), None)
+
+    async def wait(self) -> None:
+        """Wait until all that was started has ended, and is in the log."""
+        for process in self._processes:
+            await process.wait()
+        if self._hearing:
+            await asyncio.wait(self._hearing, timeout=PUMP_SECONDS)
 
     async def open(self, listener: socket.socket) -> None:
         """Take in processes of this user that the pool itself has started. A stranger is hung up on."""

@@ -38,13 +38,11 @@ from ..wire.protocol import Failed, Heartbeat, PoolState, Status
 from .jobs import Jobs
 from .members import BACKLOG, Members
 from .stall import FLOOR_SECONDS, TICK_SECONDS
-from .started import Started
 from .verdict import BLAME_SECONDS, Blame, Verdict
 
 START_SECONDS = 300.0
 EXIT_GRACE_SECONDS = 2.0
 DUMP_SECONDS = 0.7
-PUMP_SECONDS = 1.0
 REPORT_SECONDS = 5.0
 
 
@@ -61,11 +59,9 @@ class Supervisor:
         self.rank_module = rank_module
         self.members = Members(spec, log, self._from_rank, self._lost, self._watch)
         self.jobs = Jobs(self.members, self.client, log, self._rank_failed)
-        self.started: list[Started] = []
         self.error: ErrorInfo | None = None
         self.ended = asyncio.Event()
         self._parent = parent
-        self._hearing: list[asyncio.Task[None]] = []
         self._verdict = Verdict()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,10 +74,7 @@ class Supervisor:
         await self.ended.wait()
         await asyncio.wait([start])
         await asyncio.to_thread(end_descendants, EXIT_GRACE_SECONDS if self.error is None else 0.0)
-        for process in self.started:
-            await process.wait()
-        if self._hearing:
-            await asyncio.wait(self._hearing, timeout=PUMP_SECONDS)
+        await self.members.wait()
         for task in self._tasks:
             task.cancel()
         if self.error is not None:
@@ -100,10 +93,7 @@ class Supervisor:
             interface, where = interface_of(meeting.address), str(meeting)
         environment = rank_environment(self.spec, self.directory, os.environ, interface)
         for command, own in rank_commands(self.spec, self.rank_module, where):
-            process = await Started.start(command, environment | own, self.log)
-            self.started.append(process)
-            self._hearing.append(self._watch(process.hear()))
-            self._watch(self._watch_process(process))
+            await self.members.start(command, environment | own)
         self._watch(self._watch_start(start_seconds))
         self._watch(self._watch_stall())
 
@@ -164,9 +154,6 @@ class Supervisor:
         if (handle := OF_RANK.get(type(frame.message))) is not None:
             await handle(self, frame, frame.message)
 
-    async def _watch_process(self, process: Started) -> None:
-        self._lost(*await process.end())
-
     async def _watch_client(self) -> None:
         """End with the client, also where another process holds a copy of its end of the socket: one it forked."""
         while os.getppid() == self._parent:
@@ -207,7 +194,7 @@ class Supervisor:
         fix = together((failed.error.fix, self._fresh()))
         self._suspect(blame, msgspec.structs.replace(failed.error, fix=fix))
 
-    def _lost(self, blame: Blame, what: Said, unread_by: int | None = None) -> None:
+    def _lost(self, blame: Blame, what: Said, unread_by: int | None) -> None:
         if unread_by is not None and self.jobs.active is not None and not self._verdict.of_rank:
             self.jobs.active.note_unread(unread_by)
         self._suspect(blame, self._loss(what))
