@@ -31,7 +31,7 @@ class Outgoing:
     def __init__(self) -> None:
         self.sent: list[tuple[Any, bytes]] = []
 
-    def send(self, message: Any, buffers: Any = (), elsewhere: bool = False) -> None:
+    def send(self, message: Any, buffers: Any = ()) -> None:
         self.sent.append((message, b"".join(buffers)))
 
     @property

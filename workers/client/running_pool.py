@@ -103,7 +103,7 @@ class RunningPool:
         open_job = self.life.begin()
         job = Job(open_job.number, submission.request, specs, segment)
         try:
-            self._send(job, buffers, bool(segment))
+            self._send(job, buffers)
             done, payload = self._await(open_job, submission.on_progress)
             return Reply(
                 done.answer, self._transport.take(done, payload, submission.device, submission.into), done.finite
@@ -148,7 +148,7 @@ class RunningPool:
                     raise Cancelled
                 return message, frame.payload
 
-    def _send(self, message: Job, buffers: Sequence[memoryview], elsewhere: bool) -> None:
+    def _send(self, message: Job, buffers: Sequence[memoryview]) -> None:
         started = time.monotonic()
 
         def while_stuck() -> None:
@@ -158,7 +158,7 @@ class RunningPool:
                 raise Cancelled
 
         try:
-            self._connection.send(message, buffers, elsewhere, while_stuck)
+            self._connection.send(message, buffers, while_stuck)
         except ConnectionClosed as error:
             raise self.death() from error
 

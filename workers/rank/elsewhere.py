@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ..launch import PoolSpec, rank_environment
 from ..network import interface_of, own_address
 from ..wire.connection import Connection, ConnectionClosed
-from ..wire.frames import WITHOUT_PAYLOAD, Frame, FrameError, encode_header, encode_prefix, read_frame
+from ..wire.frames import Frame, FrameError, encode_header, encode_prefix, read_frame
 from ..wire.protocol import Heartbeat, Lost, Message
 
 SILENCE = datetime.timedelta(seconds=15)
@@ -54,7 +54,7 @@ class GroupLink:
         self._peer = peer
         self._lock = threading.Lock()
 
-    def send(self, message: Message, buffers: Sequence[memoryview] = (), elsewhere: bool = False) -> None:
+    def send(self, message: Message, buffers: Sequence[memoryview] = ()) -> None:
         """Send a message; ConnectionClosed where the other side is gone, or does not read."""
         assert not buffers  # tensors go by the group's collectives
         self.forward(encode_header(message))
@@ -62,7 +62,7 @@ class GroupLink:
     def forward(self, header: bytes) -> None:
         """Pass a message on as it came, as `send` does; its tensors go another way."""
         with self._lock:
-            for part in (encode_prefix(header, 0, WITHOUT_PAYLOAD), header):
+            for part in (encode_prefix(header, 0), header):
                 self._do(dist.send, torch.frombuffer(bytearray(part), dtype=torch.uint8))
 
     def receive(self) -> Frame:

@@ -139,21 +139,18 @@ class Rank:
             self._fail(job.number, error, counts=counts)
             return
         self.heartbeat.got_on()
-        self.connection.send(done, buffers or (), buffers is None)
+        self.connection.send(done, buffers)
 
     def _put(
         self, done: Done, results: Mapping[str, torch.Tensor], segment: Segment | None
-    ) -> tuple[Done, Sequence[memoryview] | None]:
-        """The message with what it says of the tensors, and the payload, None where it lies in the segment, if there is
-        one that holds it."""
-        buffers: Sequence[memoryview] | None = None
-        if segment is None or sum(each.nbytes for each in results.values()) > segment.answer.numel():
-            specs, buffers = pack(results)
-        else:
-            specs = write(segment.answer, results)
+    ) -> tuple[Done, Sequence[memoryview]]:
+        """The message with what it says of the tensors, and the payload: empty where a segment holds it."""
         finite = all(bool(torch.isfinite(tensor).all()) for tensor in results.values())
-        in_segment = buffers is None and bool(specs)
-        return msgspec.structs.replace(done, tensors=specs, in_segment=in_segment, finite=finite), buffers
+        if results and segment is not None and sum(each.nbytes for each in results.values()) <= segment.answer.numel():
+            specs = write(segment.answer, results)
+            return msgspec.structs.replace(done, tensors=specs, in_segment=True, finite=finite), ()
+        specs, buffers = pack(results)
+        return msgspec.structs.replace(done, tensors=specs, finite=finite), buffers
 
     def _fail(self, number: int, error: Exception, cancelled: bool = False, counts: Launched | None = None) -> None:
         """Tell of the error that is being handled."""

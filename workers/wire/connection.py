@@ -13,7 +13,6 @@ from pathlib import Path
 
 from .frames import (
     PREFIX,
-    WITHOUT_PAYLOAD,
     Frame,
     decode_header,
     decode_prefix,
@@ -41,19 +40,17 @@ class Connection:
         self,
         message: Message,
         buffers: Sequence[memoryview] = (),
-        elsewhere: bool = False,
         while_stuck: Callable[[], None] | None = None,
     ) -> None:
         """Send a message and the bytes of its tensors, in the order of its `tensors`; ConnectionClosed at the end.
 
         Args:
-            elsewhere: the bytes are in memory that both sides share, and stay out of the frame.
+            buffers: empty where the bytes are in memory that both sides share.
             while_stuck: called again and again while the other side does not read. It may raise; the connection is of
                 no use then, as half a message is out.
         """
         header = encode_header(message)
-        flags = WITHOUT_PAYLOAD if elsewhere else 0
-        prefix = encode_prefix(header, sum(buffer.nbytes for buffer in buffers), flags)
+        prefix = encode_prefix(header, sum(buffer.nbytes for buffer in buffers))
         try:
             with self._send_lock:
                 self._write(memoryview(prefix + header), while_stuck)
@@ -153,7 +150,7 @@ class Endpoint:
 
     async def send(self, message: Message) -> None:
         """Send a message without tensors."""
-        await self.forward(Frame(message, encode_header(message), None), with_payload=False)
+        await self.forward(Frame(message, encode_header(message), None))
 
     async def forward(self, frame: Frame, with_payload: bool = True) -> None:
         """Pass a frame on as it came; without its payload the receiver gets the header alone.
@@ -161,8 +158,7 @@ class Endpoint:
         A receiver that is gone is noticed where its connection is read, so a failed send is not an error here.
         """
         payload = frame.payload if with_payload else None
-        flags = WITHOUT_PAYLOAD if payload is None else 0
-        prefix = encode_prefix(frame.header, payload.nbytes if payload is not None else 0, flags)
+        prefix = encode_prefix(frame.header, payload.nbytes if payload is not None else 0)
         loop = asyncio.get_running_loop()
         try:
             async with self._sending:

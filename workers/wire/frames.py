@@ -105,9 +105,9 @@ def encode_header(message: Message) -> bytes:
     return header
 
 
-def encode_prefix(header: bytes, payload: int, flags: int = 0) -> bytes:
-    """The fixed part in front of a header."""
-    return PREFIX.pack(MAGIC, VERSION, flags, len(header), payload)
+def encode_prefix(header: bytes, payload: int) -> bytes:
+    """The fixed part in front of a header and so many bytes of tensors: all that it promises, or none."""
+    return PREFIX.pack(MAGIC, VERSION, 0 if payload else WITHOUT_PAYLOAD, len(header), payload)
 
 
 def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int, int]:
