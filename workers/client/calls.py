@@ -1,4 +1,6 @@
-"""Single calls of the transformer: as a step where the ranks keep the call prepared, else with all that prepares it."""
+"""Calls of a network, and loops of them: what the ranks hold already goes by its number. A single call of the
+transformer is a step where they keep it prepared, else it brings all that prepares it.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,29 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
+import msgspec
 import torch
 
 from parallel_runtime.errors import RequestError
 from parallel_runtime.networks.comfyui.module_tree import describe_module
 from parallel_runtime.requests.conditioning import CONTROL, Shared
 from parallel_runtime.requests.patches import Attached, attached_in
-from parallel_runtime.requests.requests import Attach, Forward, PatchNames, Step, attached_name, residual_name
+from parallel_runtime.requests.requests import (
+    Attach,
+    ConditioningRef,
+    Forward,
+    Invoke,
+    PatchNames,
+    Step,
+    attached_name,
+    residual_name,
+)
 from parallel_runtime.requests.trees import flatten
 from parallel_runtime.said import said
 
 from ..wire.tensors import in_pieces
 from .conditioning_cache import ConditioningCache, Mirror
-from .requests import Reply, Submission, check_latent, require_finite
+from .requests import LoopRequest, OnProgress, Reply, Submission, check_latent, require_finite
 
 _PIECE = 256 << 20
 """Bytes of tensors in one request."""
@@ -68,7 +80,7 @@ class Calls:
     """Knows which conditionings and calls the ranks keep, as far as this side can know."""
 
     def __init__(self, submit: Callable[[Submission], Reply]):
-        self.cache = ConditioningCache()
+        self._cache = ConditioningCache()
         self._numbers = itertools.count(1)
         self._prepared: Mirror[Hashable] = Mirror(_MOST_PREPARED)
         """By what two calls have in common of which one prepares the other."""
@@ -84,8 +96,8 @@ class Calls:
         form, residuals = _flat(conditioning.get(CONTROL))
         conditioning = {name: value for name, value in conditioning.items() if name != CONTROL}
         shapes = repr([form, *((each.shape, each.dtype) for each in residuals.values())]) if residuals else ""
-        self.attach(conditioning)
-        reference, tensors = self.cache.refer(conditioning)
+        self._attach(conditioning)
+        reference, tensors = self._cache.refer(conditioning)
         given = ((each.shape, each.dtype) for each in (x, timestep))
         kind = (model, reference.id, reference.index, *given, patches, shapes)
         number = self._prepared.find(lambda known: known == kind)
@@ -93,7 +105,7 @@ class Calls:
         if number is None:
             number = next(self._numbers)
             self._prepared.hold(number, kind)
-            kept = self.cache.numbers, number, self._prepared.numbers
+            kept = self._cache.numbers, number, self._prepared.numbers
             request = Forward(model, reference, *kept, patches, form)
         else:
             request = Step(number)
@@ -101,9 +113,35 @@ class Calls:
         reply = self._submit(Submission(request=request, tensors=tensors, device=x.device))
         return require_finite(reply, "The model's prediction")["output"]
 
-    def attach(self, conditioning: Mapping[str, Any]) -> None:
+    def sample(self, model: str, loop: LoopRequest, patches: PatchNames, on_progress: OnProgress) -> torch.Tensor:
+        """The latent that a loop ends with, on the CPU."""
+        for branch in loop.branches:
+            self._attach(branch.conditioning)
+        references: list[ConditioningRef] = []
+        tensors = dict(loop.tensors)
+        try:
+            for branch in loop.branches:
+                reference, new = self._cache.refer(branch.conditioning, branch.index)
+                references.append(reference)
+                tensors |= new
+        except RequestError:
+            self.forget()  # branches before the one that does not travel are noted, and never sent
+            raise
+        named = {"model": model, "branches": tuple(references), "kept": self._cache.numbers, "patches": patches}
+        request = msgspec.structs.replace(loop.job, **named)
+        reply = self._submit(Submission(request=request, tensors=tensors, on_progress=on_progress))
+        return require_finite(reply, "The latent")["latent"]
+
+    def invoke(self, model: str, method: str, arguments: Mapping[str, Any], patches: PatchNames) -> torch.Tensor:
+        """What a method of the network gives, on the CPU; see `PoolClient.invoke`."""
+        reference, tensors = self._cache.refer(arguments)
+        request = Invoke(model, method, reference, self._cache.numbers, patches)
+        return require_finite(self._submit(Submission(request=request, tensors=tensors)), "The latent")["output"]
+
+    def _attach(self, conditioning: Mapping[str, Any]) -> None:
         """Have the ranks know the networks that a conditioning names."""
-        self._attachments.bring(attached_in(_arguments(conditioning)))
+        arguments = [each.value if isinstance(each, Shared) else each for each in conditioning.values()]
+        self._attachments.bring(attached_in(arguments))
 
     def prepare_anew(self) -> None:
         """The next call of each kind goes through PREPARE again."""
@@ -111,7 +149,7 @@ class Calls:
 
     def forget(self) -> None:
         """Trust nothing any more that the ranks may keep."""
-        self.cache.clear()
+        self._cache.clear()
         self._prepared.clear()
         self._attachments.forget()
 
@@ -129,7 +167,3 @@ def _flat(control: Any) -> tuple[Any, dict[str, torch.Tensor]]:
             "Remove it, or load the model with Load Diffusion Model.",
         ) from error
     return form, {residual_name(place): tensor for place, tensor in enumerate(tensors)}
-
-
-def _arguments(conditioning: Mapping[str, Any]) -> list[Any]:
-    return [each.value if isinstance(each, Shared) else each for each in conditioning.values()]

@@ -8,21 +8,11 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, PoolError, RequestError
+from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, PoolError
 from parallel_runtime.patching.patch_data import UNPATCHED, WeightPatches
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.plan_details import PlanDetails
-from parallel_runtime.requests.requests import (
-    Finished,
-    Invoke,
-    KeepPatches,
-    Load,
-    Loaded,
-    Release,
-    RunVae,
-    Scalar,
-    Survey,
-)
+from parallel_runtime.requests.requests import Finished, KeepPatches, Load, Loaded, Release, RunVae, Scalar, Survey
 
 from ..launch import PoolSpec
 from ..wire.protocol import Status
@@ -43,7 +33,6 @@ from .requests import (
     check_filled,
     ignore,
     never,
-    require_finite,
 )
 from .running_pool import RunningPool
 from .turns import Turns
@@ -139,33 +128,18 @@ class PoolClient:
     ) -> torch.Tensor:
         """A whole denoising loop in the pool; returns the latent (B, C, ...) float32 on the CPU."""
         request.check_finite()
-
-        def run() -> torch.Tensor:
-            for branch in request.branches:
-                self._calls.attach(branch.conditioning)
-            try:
-                job, tensors = request.on_the_wire(model.key, self._calls.cache, patches.names)
-            except RequestError:
-                self._calls.forget()  # branches before the one that does not travel are noted, and never sent
-                raise
-            reply = self._submit(Submission(request=job, tensors=tensors, on_progress=on_progress))
-            return require_finite(reply, "The latent")["latent"]
-
-        return self._with(model, patches, run, should_cancel)
+        return self._with(
+            model, patches, lambda: self._calls.sample(model.key, request, patches.names, on_progress), should_cancel
+        )
 
     def invoke(
         self, model: ModelRequest, method: str, arguments: Mapping[str, Any], patches: WeightPatches = UNPATCHED,
         should_cancel: ShouldCancel = never,
     ) -> torch.Tensor:  # fmt: skip
         """What a method of ComfyUI's own network (one of INVOKABLE) gives, outside of its forward."""
-
-        def run() -> torch.Tensor:
-            reference, tensors = self._calls.cache.refer(arguments)
-            request = Invoke(model.key, method, reference, self._calls.cache.numbers, patches.names)
-            reply = self._submit(Submission(request=request, tensors=tensors))
-            return require_finite(reply, "The latent")["output"]
-
-        return self._with(model, patches, run, should_cancel)
+        return self._with(
+            model, patches, lambda: self._calls.invoke(model.key, method, arguments, patches.names), should_cancel
+        )
 
     def run_vae(
         self,

@@ -7,24 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import msgspec
 import torch
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from parallel_runtime.loading.files import Identity, identity
-from parallel_runtime.requests.requests import (
-    Answer,
-    ComfyuiCode,
-    ConditioningRef,
-    PatchNames,
-    Request,
-    Sample,
-    VaeFile,
-)
+from parallel_runtime.requests.requests import Answer, ComfyuiCode, Request, Sample, VaeFile
 from parallel_runtime.said import said
-
-from .conditioning_cache import ConditioningCache
 
 OnProgress = Callable[[int, int, "torch.Tensor | None"], None]
 """Gets the step that has ended, how many there are, and the denoised latent where a preview was wished."""
@@ -166,19 +155,6 @@ class LoopRequest:
                 raise RequestError(
                     said("In {name} there is a value that is no number (NaN or infinite).", name=name), "Set another."
                 )
-
-    def on_the_wire(
-        self, model: str, cache: ConditioningCache, patches: PatchNames
-    ) -> tuple[Sample, dict[str, torch.Tensor]]:
-        """The request that ranks get, and its tensors; the conditionings' only where the pool does not hold them."""
-        references: list[ConditioningRef] = []
-        tensors = dict(self.tensors)
-        for branch in self.branches:
-            reference, new = cache.refer(branch.conditioning, branch.index)
-            references.append(reference)
-            tensors |= new
-        named = {"model": model, "branches": tuple(references), "kept": cache.numbers, "patches": patches}
-        return msgspec.structs.replace(self.job, **named), tensors
 
 
 def check_filled(x: torch.Tensor) -> None:
