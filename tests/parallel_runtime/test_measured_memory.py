@@ -10,7 +10,7 @@ from parallel_runtime.requests.plan_details import PlanDetails
 from parallel_runtime.requests.requests import Finished, Forward
 from tests.parallel_runtime.streamed_run import PoolRank, flux_tensors
 from tests.tiny_flux import tiny_config, write_diffusers_folder
-from workers.supervisor.job import ActiveJob
+from workers.supervisor.jobs import ActiveJob
 from workers.wire.frames import Frame, decode_header
 from workers.wire.protocol import Done, Ready
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parallel_runtime.requests.requests import Finished
-from workers.supervisor.job import ActiveJob
+from workers.supervisor.jobs import ActiveJob
 from workers.wire.frames import Frame
 from workers.wire.protocol import Done, Ready
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from parallel_runtime.mesh import launched as counting
 from parallel_runtime.requests.requests import Finished
-from workers.supervisor.job import ActiveJob
+from workers.supervisor.jobs import ActiveJob
 from workers.wire.error_info import ErrorInfo, describe, of_all_ranks
 from workers.wire.frames import Frame
 from workers.wire.protocol import Done, Failed, Launched

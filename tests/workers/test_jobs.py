@@ -9,8 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from parallel_runtime.requests.requests import Finished, Step
-from workers.supervisor.job import ActiveJob
-from workers.supervisor.jobs import Jobs
+from workers.supervisor.jobs import ActiveJob, Jobs
 from workers.supervisor.supervisor import OF_CLIENT, OF_RANK
 from workers.wire.connection import Endpoint
 from workers.wire.error_info import ErrorInfo

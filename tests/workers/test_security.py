@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from parallel_runtime.errors import PoolError
 from parallel_runtime.requests.requests import Finished
 from tests.patience import wait_until
-from workers.supervisor.job import ActiveJob
+from workers.supervisor.jobs import ActiveJob
 from workers.wire.error_info import ErrorInfo
 from workers.wire.frames import PREFIX, Frame, encode_header, encode_prefix
 from workers.wire.protocol import VERSION, Done, Failed, Heartbeat, Hello, Online, Ready

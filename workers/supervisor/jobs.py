@@ -5,25 +5,150 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
-from parallel_runtime.requests.requests import Step
+from parallel_runtime.requests.requests import Finished, Step
 from parallel_runtime.said import said
 
 from ..pool_log import PoolLog
 from ..wire.connection import Endpoint
 from ..wire.error_info import of_all_ranks
-from ..wire.frames import Frame
-from ..wire.protocol import Abandon, Cancel, Done, Failed, Job, Ready, Run
-from .job import ActiveJob
+from ..wire.frames import Frame, encode_header
+from ..wire.protocol import Abandon, Cancel, Done, Failed, Job, Launched, Ready, Run
 from .members import Members
 from .stall import StallWatch
 
 ALIKE_SECONDS = 5.0
 """So long after a rank failed in a run the others may fail alike: ranks compute in step, but a busy machine does not
 run them so. Less costs a pool that could have lived; more is waited for in vain where one rank failed alone."""
+
+
+@dataclass
+class ActiveJob:
+    """A job's way through the two phases, without any input or output: `preparing` ends when every rank said `Ready` or
+    `Failed`; `running` when every rank said `Done`, or one `Failed`."""
+
+    number: int
+    world_size: int
+    phase: Literal["preparing", "running"] = "preparing"
+    ready: dict[int, Ready] = field(default_factory=dict)
+    failed: dict[int, Failed] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+    launched: dict[int, Launched] = field(default_factory=dict)
+    result: Frame | None = None
+    cancelled: bool = False
+    unread: bool = False
+    """The rank whose end ends the pool had not read of it, or none was given it: done again, it does no harm."""
+    _used: int = 0
+
+    def answer(self, frame: Frame) -> None:
+        """Take in a rank's answer; one for another job, or for another phase, is a late one and is dropped."""
+        message = frame.message
+        if not isinstance(message, (Ready, Done, Failed)) or message.number != self.number:
+            return
+        if isinstance(message, Failed):
+            self.failed[message.rank] = message
+            self._note(message)
+        elif isinstance(message, Ready) and self.phase == "preparing":
+            self.ready[message.rank] = message
+        elif isinstance(message, Done) and self.phase == "running":
+            self.done.add(message.rank)
+            self._note(message)
+            self._used = max(self._used, _used(message))
+            if message.rank == 0:
+                self.result = frame
+
+    def note_unread(self, rank: int) -> None:
+        """A rank is the first that ends, and had not read all that was sent to it; nothing came of it since."""
+        heard_of = rank in self.ready or rank in self.done or rank in self.failed
+        self.unread = not heard_of and all(failed.error.consequence for failed in self.failed.values())
+
+    def _note(self, message: Done | Failed) -> None:
+        if message.launched is not None:
+            self.launched[message.rank] = message.launched
+
+    @property
+    def prepared(self) -> bool:
+        """Every rank has answered the first phase."""
+        return len(self.ready) + len(self.failed) == self.world_size
+
+    @property
+    def agreed(self) -> dict[str, int]:
+        """The least of what the ranks offered under each name."""
+        least: dict[str, int] = {}
+        for ready in self.ready.values():
+            for name, offer in ready.offers.items():
+                least[name] = min(offer, least.get(name, offer))
+        return least
+
+    @property
+    def unbegun(self) -> bool:
+        """Every rank has refused a call that was not prepared: none waits for another."""
+        return len(self.failed) == self.world_size and all(failed.unbegun for failed in self.failed.values())
+
+    @property
+    def broken(self) -> bool:
+        """A rank failed while others run, and what they are waiting for is not known, or not the same."""
+        if self.phase != "running" or not self.failed:
+            return False
+        answered = {*self.failed, *self.done}
+        unbegun = [failed.unbegun for failed in self.failed.values()]
+        if any(unbegun):
+            return bool(self.done) or not all(unbegun)
+        return answered != self.launched.keys() or (len(answered) == self.world_size and not self._alike)
+
+    @property
+    def failed_alike(self) -> bool:
+        """Every rank has failed, or had no part, and none waits for another: they have launched the same exchanges."""
+        every = len(self.launched) == self.world_size
+        return self.phase == "running" and bool(self.failed) and every and self._alike
+
+    @property
+    def failing(self) -> bool:
+        """A rank failed in the run, and the others may fail alike."""
+        return self.phase == "running" and not self.broken and any(not each.unbegun for each in self.failed.values())
+
+    @property
+    def _alike(self) -> bool:
+        return all(
+            self.launched.get(rank, {}).get(key) == count
+            for own in self.launched.values()
+            for key, count in own.items()
+            for rank in key[0]
+        )
+
+    @property
+    def told(self) -> Frame:
+        """The answer for the client: rank 0's, with the memory of the GPU that used the most."""
+        assert self.result is not None
+        done = self.result.message
+        if not isinstance(done, Done) or self._used == _used(done):
+            return self.result
+        answer = done.answer
+        if not isinstance(answer, Finished) or answer.details is None:
+            return self.result
+        details = msgspec.structs.replace(answer.details, used_bytes=self._used)
+        done = msgspec.structs.replace(done, answer=msgspec.structs.replace(answer, details=details))
+        return Frame(done, encode_header(done), self.result.payload)
+
+    @property
+    def finished(self) -> bool:
+        """Every rank has run the job."""
+        return self.phase == "running" and len(self.done) == self.world_size
+
+    @property
+    def failure(self) -> Failed:
+        """The failure to tell: a real one before a cancelled one or its consequence, the lowest rank's first."""
+        return min(self.failed.values(), key=lambda each: (each.cancelled, each.error.consequence, each.rank))
+
+
+def _used(done: Done) -> int:
+    """Bytes of a rank's GPU that a run used at most; 0 where it tells of none."""
+    details = done.answer.details if isinstance(done.answer, Finished) else None
+    return 0 if details is None else details.used_bytes
 
 
 class Jobs:
