@@ -260,7 +260,11 @@ class PoolClient:
             return run()
 
         def with_weights() -> torch.Tensor:
-            self._ensure(model, should_cancel)
+            self._keeper.settle()
+            if self._keeper.running is None or not self._models.knows(model.key):
+                self.load(model, should_cancel)
+            elif self._models.has_left(model.key):
+                self._calls.prepare_anew()  # it has to come back: that may fail in PREPARE, but not in a step
             try:
                 return with_patches()
             except NotLoadedError:
@@ -270,13 +274,6 @@ class PoolClient:
 
         with self._turns.take(should_cancel):
             return in_a_living_pool(with_weights)
-
-    def _ensure(self, model: ModelRequest, should_cancel: ShouldCancel) -> None:
-        self._keeper.settle()
-        if self._keeper.running is None or not self._models.knows(model.key):
-            self.load(model, should_cancel)
-        elif self._models.has_left(model.key):
-            self._calls.prepare_anew()  # it has to come back to the ranks: that may fail in PREPARE, but not in a step
 
     def _submit(self, submission: Submission) -> Reply:
         """Run one request in the pool that runs, and note what its answer, or its failure, says of the ranks."""

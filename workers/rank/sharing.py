@@ -24,28 +24,24 @@ class ClientMemory:
 
     def __init__(self, *, for_all: bool, rank: int):
         self.for_all = for_all
-        self._rank = rank
+        self._opens = for_all or rank == 0  # by the kind of the pool and the rank alone
         self._segment: Segment | None = None
 
     def of(self, job: Job) -> Segment | None:
         """The segment in which the job's tensors lie, if this rank takes them out of one: opened in PREPARE, as the
         client may have let go of it since, where it did not wait for a cancelled job."""
-        return self._segment if self._shares(job) else None
+        return self._segment if job.segment and self._opens else None
 
     def open_for(self, job: Job) -> None:
         """Open the job's segment, if it has one for this rank. The client makes another one where a job needs more
         memory; a step needs none.
         """
-        if not self._shares(job) or (self._segment is not None and self._segment.is_at(job.segment)):
+        if not job.segment or not self._opens or (self._segment is not None and self._segment.is_at(job.segment)):
             return
         if self._segment is not None:
             self._segment.close()
             self._segment = None
         self._segment = Segment.open(job.segment)
-
-    def _shares(self, job: Job) -> bool:
-        """The same for all ranks of a kind of pool."""
-        return bool(job.segment) and (self.for_all or self._rank == 0)
 
 
 def share(
