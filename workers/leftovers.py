@@ -87,24 +87,19 @@ def private_folder() -> Iterator[Path]:
         folder.remove()
 
 
-def remove_leftovers() -> list[Path]:
-    """Remove folders of this user that nobody holds; return them."""
-    removed = []
+def remove_leftovers() -> None:
+    """Remove folders of this user that nobody holds."""
     with contextlib.suppress(OSError):  # no folder for temporary files: `make_folder` says so
         for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             with contextlib.suppress(OSError):
-                if _remove_if_free(path):
-                    removed.append(path)
-    return removed
+                _remove_if_free(path)
 
 
-def _remove_if_free(path: Path) -> bool:
+def _remove_if_free(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        if os.fstat(descriptor).st_uid != os.getuid():
-            return False
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody holds it
-        shutil.rmtree(path, ignore_errors=True)
-        return True
+        if os.fstat(descriptor).st_uid == os.getuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody holds it
+            shutil.rmtree(path, ignore_errors=True)
     finally:
         os.close(descriptor)
