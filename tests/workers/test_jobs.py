@@ -79,7 +79,7 @@ def test_what_a_rank_that_ended_has_not_read_is_known(sent):
     frame = Frame(job, encode_header(job), None)
 
     async def work() -> bool:
-        endpoint = Endpoint(ours, "rank")
+        endpoint = Endpoint(ours)
         theirs.sendall(b"x" * 1000)  # what it said before
         if sent == "before it ended":
             await endpoint.forward(frame)

@@ -136,7 +136,7 @@ class Members:
             elif not is_descendant(pid):
                 self._refuse(connection, f"pid {pid}, which this pool did not start")
             else:
-                self._watch(self._greet(Endpoint(connection, f"pid {pid}"), pid))
+                self._watch(self._greet(Endpoint(connection), pid))
 
     async def _accept(self, listener: socket.socket) -> socket.socket:
         failures = 0
@@ -153,12 +153,12 @@ class Members:
         try:
             frame = await asyncio.wait_for(endpoint.receive(), HELLO_SECONDS)
         except (FrameError, asyncio.TimeoutError) as error:
-            self._refuse(endpoint.socket, f"{endpoint.name}: {error!r}")
+            self._refuse(endpoint.socket, f"pid {pid}: {error!r}")
             return
         if frame is None or not isinstance(frame.message, Hello):
-            self._refuse(endpoint.socket, f"{endpoint.name}, which did not say who it is")
+            self._refuse(endpoint.socket, f"pid {pid}, which did not say who it is")
         elif frame.message.rank in self._endpoints or frame.message.rank not in range(self.size):
-            self._refuse(endpoint.socket, f"{endpoint.name}, which is no rank that is awaited")
+            self._refuse(endpoint.socket, f"pid {pid}, which is no rank that is awaited")
         else:
             await self._serve(endpoint, frame.message, pid)
 

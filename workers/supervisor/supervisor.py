@@ -52,7 +52,7 @@ class Supervisor:
     def __init__(
         self, client: socket.socket, parent: int, spec: PoolSpec, directory: Path, log: PoolLog, rank_module: str
     ):
-        self.client = Endpoint(client, "client")
+        self.client = Endpoint(client)
         self.spec = spec
         self.directory = directory
         self.log = log
@@ -161,9 +161,7 @@ class Supervisor:
         self.ended.set()
 
     async def _watch_start(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self.state == "starting" and time.monotonic() < deadline:
-            await asyncio.sleep(0.2)
+        await asyncio.sleep(seconds)
         if self.state == "starting":
             what = said("{what} within {seconds} seconds", what=self.members.missing, seconds=f"{seconds:g}")
             self._die(self._loss(what))

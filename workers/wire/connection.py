@@ -110,10 +110,9 @@ class Connection:
 class Endpoint:
     """The supervisor's end, which waits for nobody else meanwhile."""
 
-    def __init__(self, sock: socket.socket, name: str):
+    def __init__(self, sock: socket.socket):
         sock.setblocking(False)
         self.socket = sock
-        self.name = name
         self.left_unread = False
         """The other side ended, and had not read all that was sent to it."""
         self._sending = asyncio.Lock()
@@ -144,7 +143,7 @@ class Endpoint:
         while view:
             received = await loop.sock_recv_into(self.socket, view)
             if not received:
-                raise EOFError(self.name)
+                raise EOFError
             view = view[received:]
         return buffer
 
