@@ -113,16 +113,6 @@ def write(half: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> tuple[Tens
     return specs
 
 
-def read(half: torch.Tensor, into: torch.Tensor) -> torch.cuda.Event | None:
-    """Copy a half's bytes into as many; nobody may write to the half before the event, if there is one."""
-    if into.device.type != "cuda":
-        # By numpy, which copies with this thread alone: to wake threads for it costs more than the copy.
-        np.copyto(into.numpy(), half.numpy())
-        return None
-    into.copy_(half, non_blocking=True)
-    return torch.cuda.current_stream(into.device).record_event()
-
-
 def _cannot_share(error: Exception, descriptor: int) -> SegmentError:
     if descriptor >= 0:
         os.close(descriptor)
@@ -172,7 +162,11 @@ class Transport:
         if half is None:
             return {name: tensor.to(device) for name, tensor in unpack(done.tensors, payload).items()}
         copied = torch.empty(half.numel(), dtype=torch.uint8, device=device)
-        self._on_its_way = read(half, copied)
+        if copied.is_cuda:
+            copied.copy_(half, non_blocking=True)
+            self._on_its_way = torch.cuda.current_stream(copied.device).record_event()
+        else:  # by numpy, which copies with this thread alone: to wake threads for it costs more than the copy
+            np.copyto(copied.numpy(), half.numpy())
         return unpack(done.tensors, copied)
 
     def give_up(self, error: SegmentError) -> None:
