@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import resource
 import socket
 import threading
 
@@ -58,6 +60,28 @@ def test_tensors_of_every_travelling_type_arrive_unchanged(pair, dtype):
 def test_a_type_that_does_not_travel_is_refused_by_name():
     with pytest.raises(TypeError, match="'z'.*complex64"):
         pack({"z": torch.zeros(2, dtype=torch.complex64)})
+
+
+def test_a_process_with_more_files_than_select_takes_waits_for_a_reader_that_is_slow(pair):
+    ours, theirs = pair
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1100), hard))
+    try:
+        with socket.socket(fileno=fcntl.fcntl(ours._socket, fcntl.F_DUPFD, 1024)) as high:
+            job, buffers = a_job(x=torch.zeros(2**20))  # more than the sockets hold
+            reader = threading.Thread(target=theirs.receive)
+            stuck: list[None] = []
+
+            def begin() -> None:
+                if not stuck:
+                    reader.start()
+                stuck.append(None)
+
+            Connection(high).send(job, buffers, begin)
+            reader.join()
+            assert stuck
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_an_end_of_file_in_the_middle_of_a_frame_closes_the_connection(pair):

@@ -76,11 +76,13 @@ class Connection:
         if while_stuck is None:
             self._socket.sendall(view)
             return
+        writable = select.poll()  # `select` takes no descriptor above 1023, and ComfyUI may have more files open
+        writable.register(self._socket, select.POLLOUT)
         while view:
             try:
                 view = view[self._socket.send(view, socket.MSG_DONTWAIT) :]
             except BlockingIOError:
-                if not select.select([], [self._socket], [], STUCK_SECONDS)[1]:
+                if not writable.poll(1000 * STUCK_SECONDS):
                     while_stuck()
 
     def receive(self) -> Frame:
