@@ -13,7 +13,7 @@ from tqdm.auto import trange
 from parallel_runtime.errors import RequestError
 from parallel_runtime.networks.comfyui.node_rules import CFG
 from parallel_runtime.networks.comfyui.seam import IN_LOOP
-from parallel_runtime.networks.diffusers.call import TAKE_COMFYUIS
+from parallel_runtime.networks.diffusers.adapter import TAKE_COMFYUIS
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.requests.requests import HostLoop, Sample, concat_name, sampling_name, share_name
 from parallel_runtime.said import Said, said

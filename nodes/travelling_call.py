@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from parallel_runtime.errors import RequestError
-from parallel_runtime.networks.diffusers.call import TAKE_COMFYUIS
+from parallel_runtime.networks.diffusers.adapter import TAKE_COMFYUIS
 from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.said import Said, said
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from .. import memory
 from ..errors import RequestError
-from ..networks.diffusers.call import TAKE_COMFYUIS
+from ..networks.diffusers.adapter import TAKE_COMFYUIS
 from ..patching.comfyui_patches import Bypasses, Computing
 from ..patching.patch_data import UNPATCHED, PatchSet, WeightPatches, decode_value
 from ..said import said

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from .call import Call
+from .adapter import Call
 from .key_rules import KeyRules
 from .spec import ModelSpec
 from .token_adapter import TokenAdapter, TokenLayout

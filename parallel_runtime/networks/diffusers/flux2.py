@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .call import Call
+from .adapter import Call
 from .key_rules import KeyRules
 from .spec import ModelSpec
 from .token_adapter import TokenAdapter, TokenLayout

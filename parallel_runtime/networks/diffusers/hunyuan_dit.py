@@ -13,10 +13,9 @@ import torch
 
 from ...errors import RequestError
 from ...said import said
-from .call import Call
+from .adapter import Call, WholeLatentAdapter, tokens_along
 from .key_rules import KeyRules
 from .spec import ModelSpec
-from .whole_latent_adapter import WholeLatentAdapter, tokens_along
 
 _BASE = 32
 """Tokens along one side of the 512² pictures that positions are measured by."""

@@ -11,10 +11,9 @@ import torch
 
 from ...errors import RequestError
 from ...said import said
-from .call import Call
+from .adapter import Call, WholeLatentAdapter
 from .key_rules import KeyRules
 from .spec import ModelSpec
-from .whole_latent_adapter import WholeLatentAdapter
 
 _PATCH = 2
 _PIXELS = 8  # of the picture along one side of a latent pixel

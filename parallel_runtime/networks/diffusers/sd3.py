@@ -6,10 +6,9 @@ import torch
 
 from ...errors import RequestError
 from ...said import said
-from .call import Call
+from .adapter import Call, WholeLatentAdapter, tokens_along
 from .key_rules import KeyRules
 from .spec import ModelSpec
-from .whole_latent_adapter import WholeLatentAdapter, tokens_along
 
 _PATCH = 2
 

@@ -10,11 +10,10 @@ import torch
 
 from ...errors import RequestError
 from ...said import said
-from .call import Call
+from .adapter import Call, WholeLatentAdapter
 from .key_rules import KeyRules
 from .spec import ModelSpec
 from .unet_keys import UNetKeys
-from .whole_latent_adapter import WholeLatentAdapter
 
 
 def _micro_conditions(call: Call) -> dict[str, torch.Tensor]:

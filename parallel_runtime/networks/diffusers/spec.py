@@ -10,7 +10,7 @@ import torch
 
 from ...errors import RequestError
 from ...said import said
-from .call import Adapter
+from .adapter import Adapter
 from .key_rules import KeyRules, TensorInfo
 from .unet_keys import UNetKeys
 

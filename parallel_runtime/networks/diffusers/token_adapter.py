@@ -13,8 +13,7 @@ import torch
 
 from ...errors import RequestError
 from ...said import said
-from .call import Adapter, Call
-from .whole_latent_adapter import pad_sides, tokens_along
+from .adapter import Adapter, Call, pad_sides, tokens_along
 
 REFERENCE_METHODS = ("offset", "index", "uxo")
 

@@ -6,10 +6,9 @@ import torch
 
 from ...errors import RequestError
 from ...said import said
-from .call import TAKE_COMFYUIS, Call
+from .adapter import TAKE_COMFYUIS, Call, WholeLatentAdapter, tokens_along
 from .key_rules import KeyRules
 from .spec import ModelSpec
-from .whole_latent_adapter import WholeLatentAdapter, tokens_along
 
 _LONGEST_SIDE = 1024  # tokens along one side that diffusers' rotary embedding holds
 _TEXT_TOKENS = 512  # of text behind an image embedding: diffusers tells the two apart by this number
