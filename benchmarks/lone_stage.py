@@ -40,7 +40,7 @@ def stage_of(
     owned = split_blocks([1.0] * len(blocks), mesh.plan.pipe, speeds)[mesh.coordinate["pipe"]]
     let_go([*blocks[: owned[0]], *blocks[owned[1] :]])
     wrapped = parallelize(transformer, spec, mesh, compile=compile, record=False, owned=owned)
-    wrapped.run_as(owned)
+    wrapped.stages.run_as(owned)
     return wrapped
 
 

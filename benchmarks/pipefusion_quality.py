@@ -68,8 +68,8 @@ class Drift:
 
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
         """Compare with the step before: the mean over all layers of |change| / |keys|, and of the values likewise."""
-        assert self.stage.stage is not None
-        now = [kept.clone() for kept in self.stage.stage.patch.kept]
+        assert self.stage.stages.now is not None
+        now = [kept.clone() for kept in self.stage.stages.now.patch.kept]
         if self._before:
             pairs = zip(now, self._before, strict=True)
             self.changes.append(statistics.mean(((a - b).norm() / a.norm()).item() for a, b in pairs))
@@ -111,7 +111,7 @@ class BlindRunner(LoneRunner):
 
     def evaluate(self, inputs: Any, timestep: torch.Tensor, patch: Patch | None) -> list[torch.Tensor] | None:
         """See `StageRunner.evaluate`."""
-        stage = self.stage.stage
+        stage = self.stage.stages.now
         assert stage is not None
         kept, image = stage.patch.whole, self.patches[-1].tokens[1]
 

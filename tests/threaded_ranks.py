@@ -375,6 +375,6 @@ def _record(communicator: Communicator, hardware: Hardware, patch: pytest.Monkey
 
     def wrap(self: ParallelTransformer, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
-        self._recorded = RecordedForward(self.call_at_once, self.made_outside, recorder(self))
+        self._recorded = RecordedForward(self.call_at_once, self._split.read, recorder(self))
 
     patch.setattr(ParallelTransformer, "__init__", wrap)

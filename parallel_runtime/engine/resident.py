@@ -82,7 +82,7 @@ class Resident:
         """Have the transformer run over a mesh: all its blocks, or those of this rank's stage, and others are put
         aside."""
         assert self.network is not None
-        self.network.run_as(self.owned(mesh) if mesh.plan.pipe > 1 else None)
+        self.network.stages.run_as(self.owned(mesh) if mesh.plan.pipe > 1 else None)
         self.network.set_mesh(mesh)
         return self.network
 
@@ -90,21 +90,21 @@ class Resident:
         """What this rank has recorded for a request at such a place; the ranks must agree before they use it."""
         current, stages = self.network, place.plan.pipe > 1
         owned = self.owned(place) if stages else None
-        if current is not None and current.owned == owned:
+        if current is not None and current.stages.owned == owned:
             return current.offers(place)
         return offer_history(place.sequence_ranks, NONE)  # it will be wrapped anew
 
     def owned(self, place: Layout) -> tuple[int, int]:
         """(start, stop) of this rank's blocks at such a place."""
         if self.wish.stage_ranks:
-            owned = self.network.owned if self.network is not None else None
+            owned = self.network.stages.owned if self.network is not None else None
             assert owned is not None
             return owned
         return owned_blocks(self.facts, place)
 
     def kept_bytes(self) -> int:
         """Bytes of keys and values that are here from the last run; the next one uses them or lets them go."""
-        stage = None if self.network is None else self.network.stage
+        stage = None if self.network is None else self.network.stages.now
         return 0 if stage is None else sum(each.nbytes for each in stage.patch.kept)
 
 

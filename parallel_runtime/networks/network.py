@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +19,7 @@ from ..streaming.block_stream import BlockStream
 from ..switches import is_on
 from .attention_operator import attending
 from .block_attention import BlockAttention, Suited
-from .stages import StageBlocks, Stages
+from .stages import Stages
 from .token_split import RunBlock, TokenSplit
 
 if TYPE_CHECKING:
@@ -30,25 +29,14 @@ _WORD = 8
 """Bytes that peers exchange at once (acceleration/peer_exchange.py)."""
 
 
-@dataclass(frozen=True)
-class Traits(HeadSharing):
-    """What is known of a network before it runs, beside its self-attention.
-
-    Args:
-        splits_sequence: its tokens are shared out.
-        token: latent positions along one side of a token.
-    """
-
-    splits_sequence: bool
-    token: int
-
-
 class Network:
     """A network whose forward all ranks of a mesh compute together, or those of a stage.
 
     Calls that repeat are compiled and become CUDA graphs. `mesh` is the one at hand.
 
     Args:
+        heads: its self-attention.
+        token: latent positions along one side of a token.
         split, stages: of the network's blocks.
         stream: brings the weights of blocks when they run; None where they are there.
         suited: see `BlockAttention`.
@@ -59,7 +47,8 @@ class Network:
 
     def __init__(
         self,
-        traits: Traits,
+        heads: HeadSharing,
+        token: int,
         mesh: Mesh,
         split: TokenSplit,
         stages: Stages,
@@ -68,14 +57,13 @@ class Network:
     ):
         self.mesh = mesh
         self.stream = stream
-        self.attention = traits.kernel
-        self._traits = traits
+        self.attention = heads.kernel
+        self.token = token
+        self.stages = stages
+        self._heads = heads
         self._split = split
-        self._stages = stages
-        self._attend = BlockAttention(KERNELS[traits.kernel], split, suited)
-        self._peers: HeadSharing | None = None
-        if is_on("peers") and traits.splits_sequence and traits.head_dim * traits.dtype.itemsize % _WORD == 0:
-            self._peers = traits
+        self._attend = BlockAttention(KERNELS[heads.kernel], split, suited)
+        self._peers = heads if is_on("peers") and heads.head_dim * heads.dtype.itemsize % _WORD == 0 else None
         # Of weights that come block by block, those of modulation layers would be read before they are there.
         self._modulates = stream is None and is_on("modulation")
         self._run_block: RunBlock | None = None
@@ -92,27 +80,8 @@ class Network:
 
     def _record(self, probe: Any = None) -> None:
         """Have forwards that repeat become CUDA graphs, on a GPU; see `RecordedForward`."""
-        if self._traits.device.type == "cuda" and is_on("recordings"):
-            self._recorded = RecordedForward(self.call_at_once, made_outside=self.made_outside, probe=probe)
-
-    @property
-    def stage(self) -> StageBlocks | None:
-        """As which it runs; None: with all its blocks."""
-        return self._stages.now
-
-    @property
-    def owned(self) -> tuple[int, int] | None:
-        """(start, stop) of the blocks that it runs; None: all."""
-        return self._stages.owned
-
-    @property
-    def token(self) -> int:
-        """Latent positions along one side of a token."""
-        return self._traits.token
-
-    def run_as(self, owned: tuple[int, int] | None) -> None:
-        """Run as the stage with these blocks from the next call on; None: with all."""
-        self._stages.run_as(owned)
+        if self._heads.device.type == "cuda" and is_on("recordings"):
+            self._recorded = RecordedForward(self.call_at_once, made_outside=self._split.read, probe=probe)
 
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any]) -> torch.Tensor:
         """One call in ComfyUI's convention. Collective over the sequence group."""
@@ -143,24 +112,20 @@ class Network:
             ConfigurationError: with the backends that are.
         """
         if layout.plan.ring > 1 and layout.plan.pipe == 1 and not self._runs_in_a_ring:
-            check_ring(self.attention, self._traits.device, self._traits.dtype, self._traits.head_dim)
+            check_ring(self.attention, self._heads.device, self._heads.dtype, self._heads.head_dim)
             self._runs_in_a_ring = True  # found by running the kernel: once is enough
 
     def call_at_once(self, *args: Any, **kwargs: Any) -> Any:
         """What a call does, without recording."""
         raise NotImplementedError
 
-    def record_or_call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call, in the way that is fastest by now. Collective over the sequence group."""
-        with self._reading():
-            if self._recorded is None:
+    def record_or_call(self, *args: Any, at_once: bool = False, **kwargs: Any) -> Any:
+        """Call, in the way that is fastest by now; a stage does not record. Collective over the sequence group."""
+        with self.stream.reading() if self.stream is not None else contextlib.nullcontext():
+            if self._recorded is None or self.stages.now is not None or at_once:
                 return self.call_at_once(*args, **kwargs)
             compiled = self._compiled is not None and self._compiled.in_use
             return self._recorded(self.mesh, args, kwargs, compiled)
-
-    def _reading(self) -> contextlib.AbstractContextManager[None]:
-        """What must hold around a call whose weights come block by block."""
-        return self.stream.reading() if self.stream is not None else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _running(self, functions: bool = False, compiles: bool = True) -> Iterator[None]:
@@ -172,7 +137,7 @@ class Network:
         """
         split = self._split
         split.begin(self._attend, self._run_block if compiles else None, self._peers, functions)
-        shares = self._modulates and not functions and self.stage is None
+        shares = self._modulates and not functions and self.stages.now is None
         split.modulation.begin(self.mesh if shares else None)
         with contextlib.ExitStack() as held:
             held.callback(split.end)
@@ -182,10 +147,6 @@ class Network:
             if self.stream is not None:
                 held.enter_context(self.stream.forward())
             yield
-
-    def made_outside(self) -> list[Any]:
-        """What the last forward read besides arguments and weights; a recording keeps it alive."""
-        return self._split.read()
 
     def offers(self, layout: Layout) -> dict[str, int]:
         """What this rank has recorded over the layout's sequence group, and tells of its graphs, for `go_on`."""
@@ -224,5 +185,5 @@ class Network:
         if self._recorded is not None:
             self._recorded.clear()
         self._split.forget()
-        if self.stage is not None:
-            self.stage.forget()
+        if self.stages.now is not None:
+            self.stages.now.forget()

@@ -120,7 +120,7 @@ class TokenSplit:
             self.noted.setdefault(path, []).append(Noted(lengths, own))
 
     def read(self) -> list[Any]:
-        """What attention reads beside its arguments, in this forward."""
+        """What attention reads beside arguments and weights, in this forward; a recording keeps it alive."""
         return list(self._read)
 
     def forget(self) -> None:

@@ -74,7 +74,7 @@ class StageRunner:
         """
         stacked, timesteps = torch.cat(list(inputs)), timestep.repeat(len(inputs))
         outputs = []
-        stage = self._network.stage
+        stage = self._network.stages.now
         assert stage is not None
         for number, part in enumerate(self._parts):
             stage.receive = lambda shapes, dtype, key=(number, patch): self._receive(shapes, dtype, key)
@@ -98,8 +98,8 @@ class StageRunner:
 
     def finish(self) -> None:
         """A run is over: let the keys and values go."""
-        if self._network.stage is not None:
-            self._network.stage.forget()
+        if self._network.stages.now is not None:
+            self._network.stages.now.forget()
 
     def _receive(self, shapes: Shapes, dtype: torch.dtype, key: tuple[int, Patch | None]) -> Mapping[str, torch.Tensor]:
         if key not in self._known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class TinyStage:
         found = all_blocks(network, data.blocks)
         owned = split_blocks([1.0] * len(found), mesh.plan.pipe)[mesh.coordinate["pipe"]]
         let_go([*found[: owned[0]], *found[owned[1] :]])
-        self.stage = StageBlocks(network, data, self.split, owned)
+        self.stages = SimpleNamespace(now=StageBlocks(network, data, self.split, owned))
         self.attention = BlockAttention(KERNELS["sdpa"], self.split)
 
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Any) -> torch.Tensor:

@@ -59,7 +59,7 @@ def run_unlike_engines(rank: int, world_size: int, path: str, speeds: list[float
     results: dict[str, Any] = {}
     for name, given in (("alike", None), ("unlike", speeds)):
         loaded = _Loaded(rank, world_size, path, given)
-        results[f"{name} owned"] = loaded.engine.residency.get("m").network.owned
+        results[f"{name} owned"] = loaded.engine.residency.get("m").network.stages.owned
         results[f"{name} says"] = loaded.answer.explanation
         results[f"{name} told speeds"] = loaded.answer.machine.speeds
         results[name] = loaded.sample()

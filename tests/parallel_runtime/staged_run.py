@@ -161,7 +161,7 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
                 output = forward_once(runner, x, timestep)
             stages = ((0, 6), (6, 8)) if speeds else ((0, 4), (4, 8))
             assert resident.network is not None
-            assert resident.network.owned == stages[rank]
+            assert resident.network.stages.owned == stages[rank]
         if rank == 0:
             outputs[str(number)] = output
     return outputs

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...acceleration.head_routes import HeadSharing
 from ...attention.choice import measurements, resolve_kernel
 from ...config import COMFYUIS
 from ...errors import UnsupportedModelError
@@ -16,7 +17,7 @@ from ...requests.conditioning import CONTROL
 from ...requests.patches import CARRIED
 from ...said import said
 from ..block_attention import Suited
-from ..network import Network, Traits
+from ..network import Network
 from ..residual_rows import ResidualRows, kind_of
 from ..tables.blocks import LATENT_SHAPES
 from .description import Described
@@ -53,16 +54,9 @@ class ComfyNetwork(Network):
         # Over tokens of several ranks that function cannot attend: there PyTorch chooses, as in most of ComfyUI.
         kernel = resolve_kernel("sdpa" if as_it_is else attention, held.device, dtype, head_dim, measurements())
         suited = Suited(dtype, head_dim, chosen) if (on_gpu or chosen) and not as_it_is else None
-        traits = Traits(
-            splits_sequence=described.facts.splits_sequence,
-            token=described.patch[-1] if described.patch else 1,
-            heads=described.facts.heads,
-            head_dim=head_dim,
-            dtype=dtype,
-            device=held.device,
-            kernel=kernel,
-        )
-        super().__init__(traits, single_rank_mesh(), held.split, held.stages, held.stream, suited)
+        heads = HeadSharing(described.facts.heads, head_dim, dtype, held.device, kernel)
+        token = described.patch[-1] if described.patch else 1
+        super().__init__(heads, token, single_rank_mesh(), held.split, held.stages, held.stream, suited)
         self.rows_together = described.rows_together
         self._held = held
         self._data = described.data
@@ -92,9 +86,8 @@ class ComfyNetwork(Network):
         """
         # What functions of nodes do in a call (remember, look at values) is in no recording.
         patched = _patched(conditioning)
-        run = self._at_once if patched or self.stage is not None else self.record_or_call
         self._split.noted = None
-        output: torch.Tensor = run(x, timestep, dict(conditioning))
+        output: torch.Tensor = self.record_or_call(x, timestep, dict(conditioning), at_once=patched)
         if CONTROL in conditioning:
             kind = None if patched else kind_of(x, conditioning, self.mesh)
             self._residual_rows.called(kind, self._split.noted)
@@ -103,10 +96,6 @@ class ComfyNetwork(Network):
     def residual_rows(self, residuals: Any, tokens: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """Which rows of a ControlNet's residuals this rank read in the last call; see `rows_read`."""
         return self._residual_rows.read(self._data.blocks, residuals, tokens) if self._data is not None else {}
-
-    def _at_once(self, *args: Any) -> torch.Tensor:
-        with self._reading():
-            return self.call_at_once(*args)
 
     def call_at_once(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: dict[str, Any]) -> torch.Tensor:
         """What `predict` does, without recording."""

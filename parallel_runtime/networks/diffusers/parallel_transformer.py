@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...acceleration.head_routes import HeadSharing
 from ...attention import rebind
 from ...attention.choice import measurements, resolve_kernel, untouched_kernel
 from ...attention.rotary import exchange_rotary
@@ -20,15 +21,15 @@ from ...streaming.block_stream import BlockStream
 from ..attention_operator import attend_by_kernel
 from ..cut_blocks import cut_blocks, run_blocks, unknown_blocks
 from ..marked_blocks import find_modules
-from ..network import Network, Traits
+from ..network import Network
 from ..stages import Stages
 from ..tables.diffusers import DIFFUSERS, cut_of
 from ..token_split import TokenSplit
 from .spec import ModelSpec
 
 
-def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> Traits:
-    """What is known of a transformer with its weights.
+def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> HeadSharing:
+    """The self-attention of a transformer with its weights.
 
     Raises:
         ConfigurationError: see `ParallelTransformer`.
@@ -40,15 +41,8 @@ def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> Traits:
         kernel = resolve_kernel(attention, weight.device, weight.dtype, head_dim, measurements())
     else:
         kernel = untouched_kernel(attention, spec.title)
-    return Traits(
-        splits_sequence=spec.splits_sequence,
-        token=spec.token,
-        heads=int(attrgetter(data.heads)(transformer)) if data is not None else 1,
-        head_dim=head_dim,
-        dtype=weight.dtype,
-        device=weight.device,
-        kernel=kernel,
-    )
+    heads = int(attrgetter(data.heads)(transformer)) if data is not None else 1
+    return HeadSharing(heads, head_dim, weight.dtype, weight.device, kernel)
 
 
 class ParallelTransformer(Network):
@@ -84,12 +78,12 @@ class ParallelTransformer(Network):
         stream: BlockStream | None = None,
         owned: tuple[int, int] | None = None,
     ):
-        traits = _look_at(transformer, spec, attention)
+        heads = _look_at(transformer, spec, attention)
         self.transformer = transformer
         self.spec = spec
         split = TokenSplit(mesh)
         stages = Stages(transformer, DIFFUSERS.get(spec.transformer_class), split, owned)
-        super().__init__(traits, mesh, split, stages, stream)
+        super().__init__(heads, spec.token, mesh, split, stages, stream)
         self._signature = inspect.signature(transformer.forward)
         self._timestep = ExactTimestep(spec.timestep_scale)
         lists = [found for path in spec.block_lists for found in find_modules(transformer, (path,)).values()]
@@ -153,8 +147,6 @@ class ParallelTransformer(Network):
         Returns:
             The prediction, shaped like the latent part of x, in the model's dtype.
         """
-        if self.stage is not None:
-            return self._predict(x, timestep, dict(conditioning))
         output: torch.Tensor = self.record_or_call("predict", x, timestep, dict(conditioning))
         return output
 
