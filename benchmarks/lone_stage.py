@@ -18,7 +18,6 @@ from parallel_runtime.mesh.mesh import Mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer, parallelize
 from parallel_runtime.networks.diffusers.spec import ModelSpec
 from parallel_runtime.networks.stages import all_blocks, let_go
-from parallel_runtime.networks.tables.diffusers import cut_of
 from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.planning.cut import split_blocks
 from parallel_runtime.requests.conditioning import Conditioning
@@ -36,7 +35,7 @@ def stage_of(
     Args:
         speeds: of the stages.
     """
-    blocks = all_blocks(transformer, cut_of(spec.transformer_class))
+    blocks = all_blocks(transformer, spec.cut)
     owned = split_blocks([1.0] * len(blocks), mesh.plan.pipe, speeds)[mesh.coordinate["pipe"]]
     let_go([*blocks[: owned[0]], *blocks[owned[1] :]])
     wrapped = parallelize(transformer, spec, mesh, compile=compile, record=False, owned=owned)

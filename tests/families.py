@@ -13,7 +13,6 @@ import torch
 
 from parallel_runtime.networks.diffusers.spec import ModelSpec
 from parallel_runtime.networks.facts import describe
-from parallel_runtime.networks.tables.diffusers import DIFFUSERS
 from parallel_runtime.requests.facts import ModelFacts
 from tests import tiny_flux, tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_wan
 from tests.tiny_model import find_by_name, make_state_dict
@@ -60,10 +59,9 @@ def build(family: Family) -> Any:
     return transformer.requires_grad_(False).eval()
 
 
-def facts_of(transformer: Any, token: int) -> ModelFacts:
+def facts_of(transformer: Any, spec: ModelSpec) -> ModelFacts:
     """Of a transformer of diffusers, in float32."""
-    kind = type(transformer).__name__
-    return describe(transformer, DIFFUSERS.get(kind), kind, 4, (token, token))
+    return describe(transformer, spec.network, spec.title, 4, (spec.token, spec.token))
 
 
 @torch.no_grad()

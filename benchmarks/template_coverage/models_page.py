@@ -9,7 +9,6 @@ from pathlib import Path
 
 from parallel_runtime.networks.diffusers.registry import MODELS
 from parallel_runtime.networks.tables.comfyui import NETWORKS
-from parallel_runtime.networks.tables.diffusers import DIFFUSERS
 
 from .installed import PACKAGE
 from .newer import NEWEST_RUN
@@ -49,7 +48,7 @@ def write_families() -> str:
     ]
     diffusers = [
         f"| {spec.title} | `{spec.transformer_class}` | {'tokens' if spec.splits_sequence else 'batch alone'} | "
-        f"{'yes' if spec.transformer_class in DIFFUSERS else 'no'} |"
+        f"{'yes' if spec.cut else 'no'} |"
         for spec in MODELS
     ]
     return "\n\n".join(

@@ -10,7 +10,6 @@ from ..errors import RequestError
 from ..networks.diffusers.spec import ModelSpec
 from ..networks.facts import describe_request
 from ..networks.tables.blocks import LATENT_SHAPES
-from ..networks.tables.diffusers import cut_of
 from ..requests.conditioning import Conditioning, hollow
 from ..requests.facts import RequestFacts, Seen
 from ..said import said
@@ -68,7 +67,7 @@ class DiffusersFamily(Family):
 
     def __init__(self, spec: ModelSpec, config: dict[str, Any]):
         # A text that the blocks take by cross-attention is none of their tokens.
-        joined = any(len(blocks.tokens) > 1 for blocks in cut_of(spec.transformer_class))
+        joined = any(len(blocks.tokens) > 1 for blocks in spec.cut)
         super().__init__(spec.name, spec.title, (spec.token, spec.token), joins_text=joined)
         self._spec = spec
         self._config = config

@@ -28,7 +28,6 @@ from ..networks.diffusers.parallel_transformer import parallelize
 from ..networks.facts import describe
 from ..networks.marked_blocks import mark_blocks
 from ..networks.network import Network
-from ..networks.tables.diffusers import DIFFUSERS
 from ..planning.coming_blocks import Coming
 from ..requests.facts import ModelFacts
 from ..requests.requests import ComfyuiCode, Load
@@ -109,9 +108,8 @@ class OpenedCheckpoint(Opened):
         self._checkpoint: Checkpoint = open_checkpoint(request.path)
         spec = self._checkpoint.spec
         network: Any = build_transformer(self._checkpoint)
-        data = DIFFUSERS.get(spec.transformer_class)
         self.dtype = getattr(torch, request.dtype)
-        self.facts = describe(network, data, spec.title, self.dtype.itemsize, (spec.token, spec.token))
+        self.facts = describe(network, spec.network, spec.title, self.dtype.itemsize, (spec.token, spec.token))
         self.family = DiffusersFamily(spec, dict(network.config))
         self.identity = self._checkpoint.identity, self.dtype
         self.weight_bytes = self.facts.parameters * self.facts.bytes_per_parameter

@@ -11,7 +11,6 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.comfyui.without_weights import WithoutWeights
 from ..networks.diffusers.key_rules import OriginalWeights
 from ..networks.diffusers.package import import_diffusers
-from ..networks.tables.diffusers import cut_of
 from ..said import said
 from .checkpoint import Checkpoint
 from .open_file import OpenFile, Reader
@@ -29,7 +28,7 @@ class CheckpointReader(Reader):
     """
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, owned: tuple[int, int] | None = None):
-        super().__init__(checkpoint.path, checkpoint.identity, cut_of(checkpoint.spec.transformer_class), owned)
+        super().__init__(checkpoint.path, checkpoint.identity, checkpoint.spec.cut, owned)
         self._checkpoint = checkpoint
         self._dtype = dtype
 

@@ -138,7 +138,7 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
     text = Conditioning({"context": inputs["contexts"][0], **inputs["extras"][0]})
     x, timestep = inputs["x"], torch.full((1,), 0.7)
     transformer = build_transformer(layers=LAYERS)
-    facts = facts_of(transformer, FLUX.token)
+    facts = facts_of(transformer, FLUX)
     resident = Resident(
         "m", DiffusersFamily(FLUX, dict(transformer.config)),
         Wish(ParallelConfig(devices="cpu:2"), 2, facts, TYPICAL, CPU, ParallelPlan()), torch.float32,

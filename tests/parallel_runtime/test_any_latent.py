@@ -16,7 +16,6 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import ParallelError
-from parallel_runtime.networks.tables.diffusers import DIFFUSERS
 from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.requests import Forward, Load, Request, Sample
 from tests.families import STAGED, Family
@@ -101,7 +100,7 @@ def run_all(rank: int, world_size: int, folder: str) -> dict[str, Any]:
     pair, found, errors = _Pair(rank, world_size), Counter(), {}
     for name, family in families().items():
         for wish in WISHES:
-            if "pipe" in wish and find_by_name(family.spec).transformer_class not in DIFFUSERS:
+            if "pipe" in wish and not find_by_name(family.spec).cut:
                 continue
             pair.load(Path(folder) / name, wish)
             for size in random.Random(f"{name} {wish}").sample(SIZES, EXAMPLES):

@@ -19,7 +19,6 @@ from parallel_runtime.engine.family import DiffusersFamily
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.facts import describe
 from parallel_runtime.networks.stages import all_blocks, let_go
-from parallel_runtime.networks.tables.diffusers import DIFFUSERS, cut_of
 from parallel_runtime.planning.cost import predict
 from parallel_runtime.planning.cut import assign_blocks, most_parameters, stage_speeds
 from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, Seen, known_gpu
@@ -46,7 +45,7 @@ def flux_on_meta() -> Any:
 
 def test_the_facts_of_flux_dev_are_those_of_the_diffusers_class():
     transformer = flux_on_meta()
-    facts = describe(transformer, DIFFUSERS["FluxTransformer2DModel"], "FLUX.1", 2, (2, 2))
+    facts = describe(transformer, FLUX.network, "FLUX.1", 2, (2, 2))
     assert facts == FLUX_DEV
     # 74.4 TFLOP at 1024 × 1024 is what docs and papers count.
     tokens = 4096 + 512
@@ -73,7 +72,7 @@ def test_the_fullest_rank_is_predicted_with_the_weights_that_its_stage_holds(mem
     for stage in range(4):
         transformer = flux_on_meta()
         most = most_parameters(machine.memory_bytes, 2)
-        blocks = all_blocks(transformer, cut_of("FluxTransformer2DModel"))
+        blocks = all_blocks(transformer, FLUX.cut)
         sizes = tuple(sum(parameter.numel() for parameter in block.parameters()) for block in blocks)
         owned = assign_blocks(sizes, 4, most, stage_speeds(plan, speeds))[stage]
         let_go([*blocks[: owned[0]], *blocks[owned[1] :]])

@@ -7,7 +7,6 @@ import torch
 
 from parallel_runtime.engine.family import DiffusersFamily
 from parallel_runtime.networks.facts import describe_request
-from parallel_runtime.networks.tables.diffusers import DIFFUSERS
 from parallel_runtime.requests.facts import Seen
 from tests.families import FAMILIES, build, facts_of, run
 
@@ -18,7 +17,7 @@ def test_the_products_are_those_of_a_forward(name):
     family = FAMILIES[name]
     spec, transformer = family.model, build(family)
     call = family.calls[:2][-1]
-    facts = facts_of(transformer, spec.token)
+    facts = facts_of(transformer, spec)
     shapes = Seen(tuple(call["context"].shape), (tuple(call["x"].shape),))
     request = DiffusersFamily(spec, family.config).describe(shapes, batch=len(call["x"]))
     seen = [0]
@@ -26,7 +25,7 @@ def test_the_products_are_those_of_a_forward(name):
     def note(layer: torch.nn.Linear, inputs: tuple[torch.Tensor, ...]) -> None:
         seen[0] += inputs[0].numel() // inputs[0].shape[-1] * layer.weight.numel()
 
-    for blocks in DIFFUSERS[spec.transformer_class].blocks:
+    for blocks in spec.cut:
         for layer in transformer.get_submodule(blocks.path).modules():
             if isinstance(layer, torch.nn.Linear):
                 layer.register_forward_pre_hook(note)

@@ -18,17 +18,11 @@ from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 from parallel_runtime.networks.marked_blocks import find_modules
 from parallel_runtime.networks.modulation import assign
-from parallel_runtime.networks.tables.diffusers import cut_of
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error, run
 from tests.ranks import run_ranks
 
 LAYERS = 5
-NAMES = [
-    f"{cut.path}.*.{layer}"
-    for cut in cut_of(FLUX.transformer_class)
-    for layers in cut.modulations.values()
-    for layer in layers
-]
+NAMES = [f"{cut.path}.*.{layer}" for cut in FLUX.cut for layers in cut.modulations.values() for layer in layers]
 PATHS = sorted(find_modules(build_transformer(layers=LAYERS), NAMES))
 CASES: list[list[Any]] = [[[4, 6], 12, 1], [[5, 5], 7, 2]]
 

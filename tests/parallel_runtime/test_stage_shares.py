@@ -67,7 +67,7 @@ def test_the_predicted_keys_and_values_are_what_a_stage_keeps_or_a_little_more(n
     """Of text where a layer is about the picture alone they reckon with too much."""
     family, mesh = STAGED[name], single_rank_mesh()
     spec, module = find_by_name(family.spec), build(family)
-    facts = facts_of(module, spec.token)
+    facts = facts_of(module, spec)
     shapes = Seen(tuple(family.call["context"].shape), (tuple(family.call["x"].shape),))
     request = DiffusersFamily(spec, family.config).describe(shapes, batch=1, steps=4)
     predicted = kept_bytes(facts, (0, facts.blocks), len(family.call["x"]) * (request.tokens + request.text_tokens))

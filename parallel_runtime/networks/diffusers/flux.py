@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
 from .adapter import Call
 from .key_rules import KeyRules
-from .spec import ModelSpec
+from .spec import TEXT_AND_IMAGE, ModelSpec
 from .token_adapter import TokenAdapter, TokenLayout
 
 # ComfyUI saves its norms under the module's own parameter name.
@@ -52,7 +53,12 @@ FLUX = ModelSpec(
     name="flux",
     title="FLUX.1",
     transformer_class="FluxTransformer2DModel",
-    block_lists=("transformer_blocks", "single_transformer_blocks"),
+    cut=(
+        TEXT_AND_IMAGE,
+        replace(
+            TEXT_AND_IMAGE, path="single_transformer_blocks", modulations={"temb": ("norm.linear",)}, parallel=True
+        ),
+    ),
     self_attention=("transformer_blocks.*.attn", "single_transformer_blocks.*.attn"),
     timestep_embedder="time_text_embed",
     timestep_scale=1000.0,

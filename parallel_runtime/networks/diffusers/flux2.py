@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from ..tables.blocks import Blocks
 from .adapter import Call
 from .key_rules import KeyRules
-from .spec import ModelSpec
+from .spec import TEXT_AND_IMAGE, ModelSpec
 from .token_adapter import TokenAdapter, TokenLayout
 
 _AXES = 4
@@ -29,7 +32,18 @@ FLUX2 = ModelSpec(
     name="flux2",
     title="FLUX.2",
     transformer_class="Flux2Transformer2DModel",
-    block_lists=("transformer_blocks", "single_transformer_blocks"),
+    cut=(
+        replace(TEXT_AND_IMAGE, alike=("temb_mod_img", "temb_mod_txt", "joint_attention_kwargs"), modulations={}),
+        Blocks(
+            "single_transformer_blocks",
+            {"hidden_states": 1},
+            ("hidden_states",),
+            joint={"image_rotary_emb": 0},
+            alike=("temb_mod", "joint_attention_kwargs", "split_hidden_states"),
+            whole_with=("encoder_hidden_states", "text_seq_len"),
+            latent="hidden_states",
+        ),
+    ),
     self_attention=("transformer_blocks.*.attn", "single_transformer_blocks.*.attn"),
     # The bare sinusoid: the embedder around it casts what it gets to the timestep's dtype, which must be the model's.
     timestep_embedder="time_guidance_embed.time_proj",

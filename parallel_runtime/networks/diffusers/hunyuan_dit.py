@@ -7,6 +7,7 @@ when they were written, diffusers by when they are used.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ...errors import RequestError
 from ...said import said
 from .adapter import Call, WholeLatentAdapter, tokens_along
 from .key_rules import KeyRules
-from .spec import ModelSpec
+from .spec import IMAGE, ModelSpec
 
 _BASE = 32
 """Tokens along one side of the 512² pictures that positions are measured by."""
@@ -113,7 +114,6 @@ def fit_padding(transformer: torch.nn.Module) -> None:
     pooler.register_forward_pre_hook(lambda module, inputs: (inputs[0][:, :pooled_tokens],))
 
 
-_PATCH = 2
 _SIZES, _SIZE_CHANNELS = 6, 6 * 256  # numbers of a picture's sizes, and the width that they are embedded in
 _TEXT, _MASK = masked_text(lambda call: call.context, "text_embedding_mask", "text_len")
 _TEXT_T5, _MASK_T5 = masked_text(
@@ -154,7 +154,7 @@ HUNYUAN_DIT = ModelSpec(
     name="hunyuan_dit",
     title="HunyuanDiT",
     transformer_class="HunyuanDiT2DModel",
-    block_lists=("blocks",),
+    cut=(replace(IMAGE, joint={"image_rotary_emb": 0}, rows={"skip": ("hidden_states", 1)}, skips=True),),
     self_attention=("blocks.*.attn1",),
     timestep_embedder="time_extra_emb",
     keys=KeyRules.read("hunyuan_dit"),

@@ -23,7 +23,6 @@ from ..cut_blocks import cut_blocks, run_blocks, unknown_blocks
 from ..marked_blocks import find_modules
 from ..network import Network
 from ..stages import Stages
-from ..tables.diffusers import DIFFUSERS, cut_of
 from ..token_split import TokenSplit
 from .spec import ModelSpec
 
@@ -34,7 +33,7 @@ def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> HeadSha
     Raises:
         ConfigurationError: see `ParallelTransformer`.
     """
-    data = DIFFUSERS.get(spec.transformer_class)
+    data = spec.network
     weight = next(transformer.parameters())
     head_dim = int(attrgetter(data.head_dim)(transformer)) if data is not None else 0
     if spec.splits_sequence:
@@ -82,7 +81,7 @@ class ParallelTransformer(Network):
         self.transformer = transformer
         self.spec = spec
         split = TokenSplit(mesh)
-        stages = Stages(transformer, DIFFUSERS.get(spec.transformer_class), split, owned)
+        stages = Stages(transformer, spec.network, split, owned)
         super().__init__(heads, spec.token, mesh, split, stages, stream)
         self._signature = inspect.signature(transformer.forward)
         self._timestep = ExactTimestep(spec.timestep_scale)
@@ -97,9 +96,9 @@ class ParallelTransformer(Network):
         Raises:
             UnsupportedModelError: blocks or attention are not as the family's data says; nothing has changed.
         """
-        transformer, spec, cut = self.transformer, self.spec, cut_of(self.spec.transformer_class)
+        transformer, spec = self.transformer, self.spec
         attention = find_modules(transformer, spec.self_attention)
-        reason = unknown_blocks(transformer, cut)
+        reason = unknown_blocks(transformer, spec.cut)
         for names in ((spec.timestep_embedder,), spec.self_attention):
             if names and not find_modules(transformer, names):
                 reason = reason or f"it has no module called {' or '.join(names)}"
@@ -122,8 +121,8 @@ class ParallelTransformer(Network):
             allow_in_graph(untraced_classes(transformer))
             exchange_rotary(attention.values())
             self._compile(transformer)
-        cut_blocks(transformer, cut, self._split)
-        if not cut:
+        cut_blocks(transformer, spec.cut, self._split)
+        if not spec.cut:
             run_blocks(self._blocks, self._split)
         if record:
             self._record()

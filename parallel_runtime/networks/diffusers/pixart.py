@@ -5,6 +5,7 @@ diffusers has no converter for the authors' files: the key rules are written by 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ...errors import RequestError
 from ...said import said
 from .adapter import Call, WholeLatentAdapter
 from .key_rules import KeyRules
-from .spec import ModelSpec
+from .spec import IMAGE, ModelSpec
 
 _PATCH = 2
 _PIXELS = 8  # of the picture along one side of a latent pixel
@@ -68,6 +69,22 @@ PIXART = ModelSpec(
     name="pixart",
     title="PixArt",
     transformer_class="PixArtTransformer2DModel",
+    cut=(
+        replace(
+            IMAGE,
+            path="transformer_blocks",
+            alike=(
+                "encoder_hidden_states",
+                "encoder_attention_mask",
+                "timestep",
+                "cross_attention_kwargs",
+                "class_labels",
+                "added_cond_kwargs",
+            ),
+            longer={"encoder_hidden_states": 1, "encoder_attention_mask": 2},
+            whole_with=("attention_mask",),
+        ),
+    ),
     self_attention=("transformer_blocks.*.attn1",),
     timestep_embedder="adaln_single",
     keys=KeyRules.read("pixart"),

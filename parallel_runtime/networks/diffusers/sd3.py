@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ...errors import RequestError
 from ...said import said
 from .adapter import Call, WholeLatentAdapter, tokens_along
 from .key_rules import KeyRules
-from .spec import ModelSpec
+from .spec import TEXT_AND_IMAGE, ModelSpec
 
 _PATCH = 2
 
@@ -46,6 +48,16 @@ SD3 = ModelSpec(
     name="sd3",
     title="SD3/3.5",
     transformer_class="SD3Transformer2DModel",
+    # Image tokens come first, and in some blocks of SD3.5 medium they attend to each other once more.
+    cut=(
+        replace(
+            TEXT_AND_IMAGE,
+            tokens={"hidden_states": 1, "encoder_hidden_states": 1},
+            joint={},
+            alone="hidden_states",
+            again="attn2",
+        ),
+    ),
     self_attention=("transformer_blocks.*.attn", "transformer_blocks.*.attn2"),
     timestep_embedder="time_text_embed",
     keys=KeyRules.read("sd3"),

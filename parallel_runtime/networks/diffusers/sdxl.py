@@ -39,9 +39,7 @@ SDXL = ModelSpec(
     transformer_class="UNet2DConditionModel",
     # Stable Diffusion 1 and 2 have no sizes beside the text; Kolors has another width of text.
     belongs=lambda config: config.get("addition_embed_type") == "text_time" and not config.get("encoder_hid_dim"),
-    block_lists=tuple(
-        f"{part}.attentions.*.transformer_blocks" for part in ("down_blocks.*", "mid_block", "up_blocks.*")
-    ),
+    whole=tuple(f"{part}.attentions.*.transformer_blocks" for part in ("down_blocks.*", "mid_block", "up_blocks.*")),
     self_attention=(),
     token=4,  # most of the transformer blocks are at a quarter of the resolution
     timestep_embedder="time_proj",

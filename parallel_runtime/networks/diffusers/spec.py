@@ -10,9 +10,31 @@ import torch
 
 from ...errors import RequestError
 from ...said import said
+from ..tables.blocks import Blocks, Network
 from .adapter import Adapter
 from .key_rules import KeyRules, TensorInfo
 from .unet_keys import UNetKeys
+
+TEXT_AND_IMAGE = Blocks(
+    "transformer_blocks",
+    {"encoder_hidden_states": 1, "hidden_states": 1},
+    ("encoder_hidden_states", "hidden_states"),
+    joint={"image_rotary_emb": 0},
+    alike=("temb", "joint_attention_kwargs"),
+    modulations={"temb": ("norm1.linear", "norm1_context.linear")},
+    latent="hidden_states",
+)
+"""Blocks in which the text's tokens are a stream beside the picture's."""
+IMAGE = Blocks(
+    "blocks",
+    {"hidden_states": 1},
+    ("hidden_states",),
+    texts=("attn2",),
+    alike=("encoder_hidden_states", "temb"),
+    longer={"encoder_hidden_states": 1},
+    latent="hidden_states",
+)
+"""Blocks that take the text by cross-attention."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +45,10 @@ class ModelSpec:
         name: registry key, the diffusers file name without `transformer_` ("flux").
         title: how artists call it ("FLUX.1").
         transformer_class: class name in diffusers.
-        block_lists: attribute paths, or glob patterns of such, of the block lists in forward order.
-        self_attention: glob patterns of the modules whose attention runs over the split sequence; () where none is
-            split, as in U-Nets: ranks then share out the batch alone.
+        cut: how ranks share out the tokens of the blocks, in the words of ComfyUI's networks; () where they share out
+            the batch alone, as in U-Nets.
+        whole: glob patterns of the lists of blocks that every rank computes whole, in forward order.
+        self_attention: glob patterns of the modules whose attention runs over the split sequence; () where none is.
         timestep_embedder: module whose first positional argument is the scaled timestep.
         timestep_scale: what the transformer's forward multiplies the timestep by before that module.
         keys: diffusers' names and the authors' of the same tensors.
@@ -44,7 +67,8 @@ class ModelSpec:
     timestep_embedder: str
     keys: KeyRules | UNetKeys
     adapter: Adapter
-    block_lists: tuple[str, ...] = ("transformer_blocks",)
+    cut: tuple[Blocks, ...] = ()
+    whole: tuple[str, ...] = ()
     timestep_scale: float = 1.0
     token: int = 2
     prepare: Callable[[torch.nn.Module], None] | None = None
@@ -52,6 +76,20 @@ class ModelSpec:
     ignores: tuple[str, ...] = ()
     belongs: Callable[[Mapping[str, Any]], bool] = lambda config: True
     widths: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def block_lists(self) -> tuple[str, ...]:
+        """Attribute paths, or glob patterns of such, of the block lists in forward order."""
+        return self.whole or tuple(blocks.path for blocks in self.cut)
+
+    @property
+    def network(self) -> Network | None:
+        """The class as data, as ComfyUI's are; None where ranks share out the batch alone."""
+        if not self.cut:
+            return None
+        heads, head_dim = "config.num_attention_heads", "config.attention_head_dim"
+        references = "ref_latents" in self.adapter.extras
+        return Network(self.title, self.cut, heads=heads, head_dim=head_dim, stages=True, behind=references)
 
     @property
     def splits_sequence(self) -> bool:

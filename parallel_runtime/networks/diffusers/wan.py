@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ...errors import RequestError
 from ...said import said
 from .adapter import TAKE_COMFYUIS, Call, WholeLatentAdapter, tokens_along
 from .key_rules import KeyRules
-from .spec import ModelSpec
+from .spec import IMAGE, ModelSpec
 
 _LONGEST_SIDE = 1024  # tokens along one side that diffusers' rotary embedding holds
 _TEXT_TOKENS = 512  # of text behind an image embedding: diffusers tells the two apart by this number
@@ -73,7 +75,7 @@ WAN = ModelSpec(
     name="wan",
     title="Wan",
     transformer_class="WanTransformer3DModel",
-    block_lists=("blocks",),
+    cut=(replace(IMAGE, joint={"rotary_emb": 1}),),
     self_attention=("blocks.*.attn1",),
     timestep_embedder="condition_embedder",
     keys=KeyRules.read("wan"),
