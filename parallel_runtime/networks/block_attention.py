@@ -15,7 +15,6 @@ from ..attention.kernels import AttentionKernel
 from ..errors import UnsupportedModelError
 from ..switches import is_on
 from .attention_operator import the_kernel, through_operator
-from .latent_patches import PatchStreams
 from .sequence_attention import SequenceAttention
 from .shares import join_both
 from .token_split import TokenSplit, take
@@ -190,7 +189,7 @@ class BlockAttention:
                 f"attention over {q.shape[dim]} queries and {k.shape[dim]} keys, where this rank has {own} tokens"
             )
         mask = _as_four(mask)
-        if isinstance(streams, PatchStreams) and split.patch is not None:
+        if split.patch is not None:
             if pieces or (mask is not None and (mask.shape[2] > 1 or mask.shape[3] != streams.total)):
                 raise UnsupportedModelError(
                     "With this input the network masks single tokens, which stages cannot.", "Set stages to 1."

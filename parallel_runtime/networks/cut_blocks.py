@@ -21,7 +21,6 @@ from ..requests.patches import FUNCTIONS, SIGMAS
 from ..said import said
 from .attention_operator import TRACED, in_order
 from .block_arguments import GRID, KEYWORD, BlockCall, OwnArguments, is_guide_mask, name_argument
-from .latent_patches import PatchStreams
 from .modulation import Layers, Modulation
 from .shares import Streams
 from .tables.blocks import Blocks, find
@@ -271,14 +270,14 @@ class CutBlock:
             raise self._unlike(f"returns {name_argument(output)} as {name} of {interval[1] - interval[0]} tokens")
         if not gather and _is_same(flat, given.narrow(dim, interval[0], interval[1] - interval[0])):
             return given.unflatten(dim, grid)  # the block wrote into it (FLUX)
-        if isinstance(share, PatchStreams):
+        if self._split.patch is not None:
             return self.put_in_place(flat, name, share).unflatten(dim, grid)
         if not gather:
             return put(flat, dim, interval, length).unflatten(dim, grid)
         # As a block's own output is: some networks take views of it.
         return self._split.gather(flat, dim, length).contiguous().unflatten(dim, grid)
 
-    def put_in_place(self, own: torch.Tensor, name: str, share: PatchStreams) -> torch.Tensor:
+    def put_in_place(self, own: torch.Tensor, name: str, share: Streams) -> torch.Tensor:
         """A patch's tokens of a stream among all tokens; behind the last block of a list, those of all ranks."""
         dim, (span,) = self.blocks.tokens[name], share.spans()
         interval = share.intervals()[0]

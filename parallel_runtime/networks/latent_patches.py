@@ -60,8 +60,7 @@ def cut_patches(latent: Sequence[int], patch_size: int, patches: int) -> tuple[P
     columns = -(-width // patch_size)
     assert patches == 1 or (patches <= token_rows and not (frames and height % patch_size))
     rows = math.prod(frames) * height
-    share, rest = divmod(token_rows, patches)
-    cuts = [0, *accumulate(share + (patch < rest) for patch in range(patches))]
+    cuts = [0, *accumulate(split_sizes(token_rows, patches))]
     return tuple(
         Patch(index, (start * patch_size, min(stop * patch_size, rows)), (start * columns, stop * columns))
         for index, (start, stop) in enumerate(pairwise(cuts))
@@ -71,38 +70,6 @@ def cut_patches(latent: Sequence[int], patch_size: int, patches: int) -> tuple[P
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 Gather = Callable[[torch.Tensor, int, int], torch.Tensor]
 """(this rank's tokens, their dim, how many all ranks have) -> all of them."""
-
-
-@dataclass(frozen=True)
-class PatchStreams(Streams):
-    """The tokens of streams that are computed now.
-
-    Args:
-        starts: of them in each stream.
-        shared: of each stream, whether ranks have shares of them; else each has all.
-    """
-
-    starts: tuple[int, ...]
-    shared: tuple[bool, ...]
-
-    def only(self, stream: int) -> PatchStreams:
-        """One of the streams."""
-        one = slice(stream, stream + 1)
-        return PatchStreams(self.lengths[one], self.sizes[one], self.index, self.starts[one], self.shared[one])
-
-    def intervals(self) -> list[tuple[int, int]]:
-        """(start, stop) of this rank's tokens of each stream, among those of all streams."""
-        found = []
-        firsts = (0, *accumulate(self.lengths[:-1]))
-        for first, start, sizes, shared in zip(firsts, self.starts, self.sizes, self.shared, strict=True):
-            begin = first + start + (sum(sizes[: self.index]) if shared else 0)
-            found.append((begin, begin + sizes[self.index]))
-        return found
-
-    def spans(self) -> list[tuple[int, int]]:
-        """(start, stop) of what all ranks together compute of each stream, in the stream."""
-        sizes = [sum(sizes) if shared else sizes[0] for sizes, shared in zip(self.sizes, self.shared, strict=True)]
-        return [(start, start + size) for start, size in zip(self.starts, sizes, strict=True)]
 
 
 class LatentPatch:
@@ -145,7 +112,7 @@ class LatentPatch:
         """Keys and values that are here."""
         return [each for layers in self._kept.values() for both in layers for each in both]
 
-    def share_out(self, blocks: Blocks, lengths: Mapping[str, int], mesh: Mesh) -> PatchStreams:
+    def share_out(self, blocks: Blocks, lengths: Mapping[str, int], mesh: Mesh) -> Streams:
         """The patch's tokens of the streams of a block.
 
         Raises:
@@ -165,15 +132,14 @@ class LatentPatch:
                     "Set stages to 1.",
                 )
         self._latent = list(lengths).index(blocks.latent)
+        shared = tuple(name == blocks.latent for name in lengths)
         degree = mesh.plan.sequence
         starts, sizes = [], []
-        for name, length in lengths.items():
-            start, stop = self._rows(length) if name == blocks.latent else self._text(length)
+        for length, latent in zip(lengths.values(), shared, strict=True):
+            start, stop = self._rows(length) if latent else self._text(length)
             starts.append(start)
-            latent = name == blocks.latent
             sizes.append(split_sizes(stop - start, degree, mesh.speeds) if latent else (stop - start,) * degree)
-        shared = tuple(name == blocks.latent for name in lengths)
-        return PatchStreams(tuple(lengths.values()), tuple(sizes), mesh.sequence_index, tuple(starts), shared)
+        return Streams(tuple(lengths.values()), tuple(sizes), mesh.sequence_index, tuple(starts), shared)
 
     def _rows(self, length: int) -> tuple[int, int]:
         """Of the latent's stream; what stands before its tokens comes with the first patch, what stands behind them
@@ -190,7 +156,7 @@ class LatentPatch:
         return (0, length) if self._patch is None or self._patch.has_text else (0, min(1, length))
 
     def whole(
-        self, key: torch.Tensor, value: torch.Tensor, dim: int, streams: PatchStreams, gather: Gather
+        self, key: torch.Tensor, value: torch.Tensor, dim: int, streams: Streams, gather: Gather
     ) -> KeysAndValues:
         """Keys and values of all tokens: the patch's as they are given, the others as they were kept. Collective over
         the sequence group."""
@@ -212,7 +178,7 @@ class LatentPatch:
         return kept
 
 
-def _whole(own: torch.Tensor, dim: int, streams: PatchStreams, gather: Gather) -> torch.Tensor:
+def _whole(own: torch.Tensor, dim: int, streams: Streams, gather: Gather) -> torch.Tensor:
     parts = zip(own.split(streams.own, dim), streams.spans(), streams.shared, strict=True)
     return torch.cat(
         [gather(part, dim, stop - start) if shared else part for part, (start, stop), shared in parts], dim

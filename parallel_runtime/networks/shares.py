@@ -70,23 +70,27 @@ def gather_shares(
 
 @dataclass(frozen=True)
 class Streams:
-    """Token streams that one attention goes over, and the shares of all ranks.
+    """Token streams that one attention goes over, and what ranks compute of them now: all, or those of a patch.
 
     Args:
         lengths: tokens of each stream.
         sizes: of each stream, what each rank has.
         index: this rank's.
+        starts: of what is computed, in each stream.
+        shared: of each stream, whether ranks have shares of it; else each has all.
     """
 
     lengths: tuple[int, ...]
     sizes: tuple[tuple[int, ...], ...]
     index: int
+    starts: tuple[int, ...]
+    shared: tuple[bool, ...]
 
     @classmethod
     def share_out(cls, lengths: Sequence[int], mesh: Mesh) -> Streams:
         """Share out streams over the ranks of a mesh. Pure: all ranks get the same."""
         sizes = tuple(split_sizes(length, mesh.plan.sequence, mesh.speeds) for length in lengths)
-        return cls(tuple(lengths), sizes, mesh.sequence_index)
+        return cls(tuple(lengths), sizes, mesh.sequence_index, (0,) * len(sizes), (True,) * len(sizes))
 
     @property
     def enough(self) -> bool:
@@ -109,13 +113,22 @@ class Streams:
 
     def only(self, stream: int) -> Streams:
         """One of the streams."""
-        return Streams((self.lengths[stream],), (self.sizes[stream],), self.index)
+        one = slice(stream, stream + 1)
+        return Streams(self.lengths[one], self.sizes[one], self.index, self.starts[one], self.shared[one])
 
     def intervals(self) -> list[tuple[int, int]]:
         """(start, stop) of this rank's tokens of each stream, among the tokens of all streams."""
-        firsts = (0, *accumulate(self.lengths))
-        starts = [first + sum(sizes[: self.index]) for first, sizes in zip(firsts, self.sizes, strict=False)]
-        return [(start, start + own) for start, own in zip(starts, self.own, strict=True)]
+        found = []
+        firsts = (0, *accumulate(self.lengths[:-1]))
+        for first, start, sizes, shared in zip(firsts, self.starts, self.sizes, self.shared, strict=True):
+            begin = first + start + (sum(sizes[: self.index]) if shared else 0)
+            found.append((begin, begin + sizes[self.index]))
+        return found
+
+    def spans(self) -> list[tuple[int, int]]:
+        """(start, stop) of what all ranks together compute of each stream, in the stream."""
+        sizes = [sum(sizes) if shared else sizes[0] for sizes, shared in zip(self.sizes, self.shared, strict=True)]
+        return [(start, start + size) for start, size in zip(self.starts, sizes, strict=True)]
 
 
 def share_of_batch(batch: int, mesh: Layout, together: int = 1) -> tuple[int, int]:

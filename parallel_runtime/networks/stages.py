@@ -16,7 +16,8 @@ from ..errors import UnsupportedModelError
 from ..said import said
 from .block_arguments import BlockCall
 from .cut_blocks import CutBlock, cannot_be_cut
-from .latent_patches import LatentPatch, PatchStreams
+from .latent_patches import LatentPatch
+from .shares import Streams
 from .tables.blocks import Blocks, Network
 from .token_split import TokenSplit, take
 
@@ -203,7 +204,7 @@ class _Edge:
         awaited = self._stage.awaited(boundary) if self._blocks.skips else []
         return {f"skip {index}": self._stage.outputs[index] for index in awaited}
 
-    def _streams(self, args: Any, kwargs: Any) -> tuple[dict[str, torch.Tensor], dict[str, PatchStreams]]:
+    def _streams(self, args: Any, kwargs: Any) -> tuple[dict[str, torch.Tensor], dict[str, Streams]]:
         call = BlockCall(self._cut.signature, self._blocks.positional, args, kwargs)
         whole = {name: call[name] for name in self._blocks.tokens}
         lengths = {name: each.shape[self._blocks.tokens[name]] for name, each in whole.items()}

@@ -95,7 +95,7 @@ def test_over_peer_memory_all_of_it_goes_into_the_exchange_and_elsewhere_none(gi
     call(given, attention, beside)  # no block runs that is cut
     assert sent == []
     attention.calls = 0
-    split.streams = Streams(PARTS, ((PARTS[0],), (PARTS[1],)), 0)
+    split.streams = Streams(PARTS, ((PARTS[0],), (PARTS[1],)), 0, (0, 0), (True, True))
     call(given, attention, beside)
     assert sent == [(2, 6, 5 if beside else 0, "memory", "shape", "table", "group", "sdpa")]
     assert attention.calls == 1

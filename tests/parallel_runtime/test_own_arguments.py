@@ -23,7 +23,8 @@ def test_a_rotary_table_is_joined_once_for_all_blocks_and_anew_for_another_table
 
     def cut(pe: torch.Tensor, index: int) -> torch.Tensor:
         call = BlockCall(inspect.signature(forward), (), (img, txt, pe), {})
-        own.cut(call, own.tokens(call), Streams((4, 6), ((2, 2), (3, 3)), index), joined)
+        streams = Streams((4, 6), ((2, 2), (3, 3)), index, (0, 0), (True, True))
+        own.cut(call, own.tokens(call), streams, joined)
         assert call["pe"].equal(pe[:, :, [0, 1, 4, 5, 6] if index == 0 else [2, 3, 7, 8, 9]])
         return call["pe"]
 
