@@ -15,7 +15,6 @@ from ..attention.kernels import AttentionKernel
 from ..errors import UnsupportedModelError
 from ..switches import is_on
 from .attention_operator import the_kernel, through_operator
-from .sequence_attention import SequenceAttention
 from .shares import join_both
 from .token_split import TokenSplit, take
 
@@ -96,7 +95,6 @@ class BlockAttention:
         self._suited = suited
         self.calls = 0
         """That compiled blocks have made."""
-        self._attend = SequenceAttention(kernel, split.tokens)
 
     def at(self, function: Callable[..., torch.Tensor], where: str, *args: Any, **kwargs: Any) -> torch.Tensor:
         """What a compiled block calls.
@@ -204,7 +202,8 @@ class BlockAttention:
         query, key, value = asked.by_tokens()
         if key.shape[2] != query.shape[2]:  # heads of keys that serve several heads of queries
             key, value = (each.repeat_interleave(query.shape[2] // each.shape[2], 2) for each in (key, value))
-        return asked.as_asked(self._attend(query, key, value, mask, kwargs.get("scale")))
+        attended = split.tokens.attend(self._kernel, query, key, value, mask, kwargs.get("scale"))
+        return asked.as_asked(attended)
 
     def _over_own(self, asked: _Asked) -> torch.Tensor:
         """Attention over what is given, which needs no other rank: by the kernel where it suits, else ComfyUI's."""

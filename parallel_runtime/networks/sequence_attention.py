@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ _Layout = TypeVar("_Layout", WireLayout, RingLayout)
 
 
 class AttendedTokens:
-    """The tokens that a kind of attention goes over.
+    """The tokens of all ranks, and attention over them.
 
     `degree`, `wire`, `ring_layout` and `buffers` are what attention reads inside of compiled blocks: over how many
     ranks the tokens are split; how uneven shares lie on the wire of the Ulysses group, and how long the chunks of the
@@ -77,6 +78,67 @@ class AttendedTokens:
         self.start(self._mesh.plan.sequence)
         self._kept.clear()
 
+    def attend(
+        self,
+        kernel: AttentionKernel,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """Attention of this rank's tokens over those of all ranks."""
+        if self.degree == 1:
+            return kernel.attend(query, key, value, mask, scale)
+        if query.shape[:3] != key.shape[:3]:
+            raise UnsupportedModelError(
+                "The model attends to other tokens than its own, where the sequence is split.",
+                "Set ulysses and ring to 1; the batch can still be split.",
+            )
+        if mask is not None:
+            mask = _mask_of_keys(mask, key)
+        elif self.buffers is not None and self.peers is not None and self.peers.fits(query):
+            if isinstance(self.buffers, HostBuffers):
+                return attend_through_host(query, key, value, kernel=kernel.attend, buffers=self.buffers, scale=scale)
+            return peer_attention(
+                query,
+                key,
+                value,
+                kernel=self.peers.kernel,
+                degree=self.degree,
+                buffers=self.buffers,
+                scale=scale,
+            )
+        if self.ulysses_group is None:
+            return self._attend_ring(kernel, query, key, value, mask, scale)
+        return ulysses_attention(
+            query,
+            key,
+            value,
+            kernel=partial(self._attend_ring, kernel),
+            group=self.ulysses_group,
+            degree=self.ulysses,
+            layout=self.wire,
+            mask=mask,
+            scale=scale,
+        )
+
+    def _attend_ring(
+        self,
+        kernel: AttentionKernel,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """Attend with the tokens of this rank's Ulysses group, for its own heads, to the tokens of all groups."""
+        if self.ring_group is None:
+            return kernel.attend(query, key, value, mask, scale)
+        assert kernel.attend_with_lse is not None
+        ring = RingAttention(kernel.attend_with_lse, self.ring_group, self.ring, self.ring_index, self.ring_layout)
+        return ring(query, key, value, mask, scale)
+
     def _build(self, kind: type[_Layout], lengths: tuple[int, ...], index: int, device: torch.device) -> _Layout:
         """Build a layout, or take one from before: a CUDA graph cannot be recorded while one comes from the CPU."""
         key = (kind, lengths, index, device)
@@ -88,78 +150,6 @@ class AttendedTokens:
         layout = self._kept[key]
         assert isinstance(layout, kind)
         return layout
-
-
-class SequenceAttention:
-    """Attention over the tokens of all ranks."""
-
-    def __init__(self, kernel: AttentionKernel, tokens: AttendedTokens):
-        self._kernel = kernel
-        self._tokens = tokens
-
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float | None,
-    ) -> torch.Tensor:
-        tokens = self._tokens
-        if tokens.degree == 1:
-            return self._kernel.attend(query, key, value, mask, scale)
-        if query.shape[:3] != key.shape[:3]:
-            raise UnsupportedModelError(
-                "The model attends to other tokens than its own, where the sequence is split.",
-                "Set ulysses and ring to 1; the batch can still be split.",
-            )
-        if mask is not None:
-            mask = _mask_of_keys(mask, key)
-        elif tokens.buffers is not None and tokens.peers is not None and tokens.peers.fits(query):
-            if isinstance(tokens.buffers, HostBuffers):
-                return attend_through_host(
-                    query, key, value, kernel=self._kernel.attend, buffers=tokens.buffers, scale=scale
-                )
-            return peer_attention(
-                query,
-                key,
-                value,
-                kernel=tokens.peers.kernel,
-                degree=tokens.degree,
-                buffers=tokens.buffers,
-                scale=scale,
-            )
-        if tokens.ulysses_group is None:
-            return self._attend_ring(query, key, value, mask, scale)
-        return ulysses_attention(
-            query,
-            key,
-            value,
-            kernel=self._attend_ring,
-            group=tokens.ulysses_group,
-            degree=tokens.ulysses,
-            layout=tokens.wire,
-            mask=mask,
-            scale=scale,
-        )
-
-    def _attend_ring(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float | None,
-    ) -> torch.Tensor:
-        """Attend with the tokens of this rank's Ulysses group, for its own heads, to the tokens of all groups."""
-        tokens = self._tokens
-        if tokens.ring_group is None:
-            return self._kernel.attend(query, key, value, mask, scale)
-        assert self._kernel.attend_with_lse is not None
-        ring = RingAttention(
-            self._kernel.attend_with_lse, tokens.ring_group, tokens.ring, tokens.ring_index, tokens.ring_layout
-        )
-        return ring(query, key, value, mask, scale)
 
 
 def _mask_of_keys(mask: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import Mesh, build_mesh
-from parallel_runtime.networks.sequence_attention import AttendedTokens, SequenceAttention
+from parallel_runtime.networks.sequence_attention import AttendedTokens
 from parallel_runtime.networks.shares import split_sizes
 from tests.ranks import run_ranks
 
@@ -83,8 +83,13 @@ def error_of(case: dict[str, Any], mesh: Mesh) -> float:
     elif mesh.plan.sequence > 1:
         attended.split(lengths, case["batch"], query.device)
         own = slice(sum(lengths[: mesh.sequence_index]), sum(lengths[: mesh.sequence_index + 1]))
-    output = SequenceAttention(KERNELS[case["kernel"]], attended)(
-        query[:, own], key[:, own], value[:, own], None if mask is None else mask[..., own], case["scale"]
+    output = attended.attend(
+        KERNELS[case["kernel"]],
+        query[:, own],
+        key[:, own],
+        value[:, own],
+        None if mask is None else mask[..., own],
+        case["scale"],
     )
     assert output.shape == query[:, own].shape
     error = (output - whole[:, own]).abs().max() / whole.abs().max()

@@ -14,7 +14,7 @@ from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
 from parallel_runtime.mesh.mesh import Mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
-from parallel_runtime.networks.sequence_attention import AttendedTokens, SequenceAttention
+from parallel_runtime.networks.sequence_attention import AttendedTokens
 from tests.parallel_runtime.flux_forward import build_transformer, forward_arguments, relative_error, run
 
 GIVEN = ((5, 3), 7, 2)
@@ -99,7 +99,6 @@ def test_an_attention_backend_that_cannot_run_is_refused_and_nothing_changes():
 
 def test_attention_to_other_tokens_than_its_own_is_refused_where_the_sequence_is_split():
     mesh = Mesh(ParallelPlan(ulysses=2), 0, ONE.coordinate)
-    attend = SequenceAttention(KERNELS["math"], AttendedTokens(mesh, None))
     query, other = torch.zeros(1, 4, 2, 8), torch.zeros(1, 3, 2, 8)
     with pytest.raises(UnsupportedModelError, match="other tokens"):
-        attend(query, other, other, None, None)
+        AttendedTokens(mesh, None).attend(KERNELS["math"], query, other, other, None, None)

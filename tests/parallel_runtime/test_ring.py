@@ -20,7 +20,7 @@ from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
-from parallel_runtime.networks.sequence_attention import AttendedTokens, SequenceAttention
+from parallel_runtime.networks.sequence_attention import AttendedTokens
 from parallel_runtime.networks.shares import split_sizes
 from tests.parallel_runtime.flux_forward import build_transformer
 from tests.ranks import run_ranks
@@ -73,10 +73,11 @@ def run_compiled(rank: int, world_size: int, totals: list[int]) -> dict[str, Any
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     mesh = build_mesh(ParallelPlan(ring=world_size), rank, world_size)
     assert mesh is not None
-    attended = AttendedTokens(mesh, None)
-    attend = SequenceAttention(KERNELS["sdpa"], attended)
+    attended, kernel = AttendedTokens(mesh, None), KERNELS["sdpa"]
     compiled = torch.compile(
-        lambda query, key, value: 2 * attend(2 * query, key, value, None, None), fullgraph=True, backend="aot_eager"
+        lambda query, key, value: 2 * attended.attend(kernel, 2 * query, key, value, None, None),
+        fullgraph=True,
+        backend="aot_eager",
     )
     results: dict[str, Any] = {"errors": [], "graphs": []}
     for tokens in totals:
@@ -145,7 +146,6 @@ def test_a_kernel_without_log_sum_exp_is_refused_for_a_ring_by_name_with_those_t
 @pytest.mark.parametrize("axis", ["ulysses", "ring"])
 def test_a_mask_that_is_not_of_this_ranks_keys_is_refused_where_the_sequence_is_split(axis, shape):
     mesh = Mesh(ParallelPlan(**{axis: 2}), 0, ONE.coordinate)
-    attend = SequenceAttention(KERNELS["math"], AttendedTokens(mesh, None))
-    query = torch.zeros(2, 4, 2, 8)
+    attended, query = AttendedTokens(mesh, None), torch.zeros(2, 4, 2, 8)
     with pytest.raises(UnsupportedModelError, match="mask of shape .* 4 keys"):
-        attend(query, query, query, torch.zeros(shape, dtype=torch.bool), None)
+        attended.attend(KERNELS["math"], query, query, query, torch.zeros(shape, dtype=torch.bool), None)
