@@ -48,19 +48,16 @@ class CompiledBlocks:
     def go_on(self, agreed: Mapping[str, int]) -> None:
         """Run a request's blocks compiled, or as they are where some rank has too many graphs already.
 
+        The results are equal up to rounding.
+
         Args:
             agreed: the least of all ranks' `offers`.
         """
-        if _ROOM in agreed:  # a call that repeats goes on as it began
-            self.use(agreed[_ROOM] > 0)
-
-    def use(self, compiled: bool) -> None:
-        """Run the blocks compiled, or as they are, from the next forward on. The results are equal up to rounding."""
-        if compiled == self.in_use:
+        if _ROOM not in agreed:  # a call that repeats goes on as it began
             return
-        self.in_use = compiled
-        if not compiled:
+        if self.in_use and agreed[_ROOM] <= 0:
             log.warning("Blocks run as they are from now on: calls of too many kinds have been compiled.")
+        self.in_use = agreed[_ROOM] > 0
 
     def around_forward(self) -> contextlib.AbstractContextManager[None]:
         """What must hold while the blocks run."""
