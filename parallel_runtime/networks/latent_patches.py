@@ -32,11 +32,6 @@ class Patch:
     tokens: tuple[int, int]
 
     @property
-    def length(self) -> int:
-        """Image tokens."""
-        return self.tokens[1] - self.tokens[0]
-
-    @property
     def has_text(self) -> bool:
         """Text runs through the blocks with the first patch of a step."""
         return self.index == 0

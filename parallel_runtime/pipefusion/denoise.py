@@ -99,7 +99,7 @@ class PipelineDenoising:
 
     def _end(self) -> None:
         """All ranks end the run here together, finished or cancelled: nothing of it is left under way."""
-        self._runner.flush()
+        self._runner.outbox.flush()
         self._votes.close()
         self._runner.finish()
 
@@ -212,10 +212,9 @@ def forward_once(runner: StageRunner, x: torch.Tensor, timestep: torch.Tensor) -
     shape = runner.output_shape()
     if outputs is not None:
         runner.outbox.send(outputs[0].contiguous().reshape(-1))
-    if not runner.first:
-        runner.flush()
-        return None
-    runner.inbox.expect(torch.Size(shape).numel(), x.dtype)
-    result = runner.inbox.take().reshape(shape)
-    runner.flush()
+    result = None
+    if runner.first:
+        runner.inbox.expect(torch.Size(shape).numel(), x.dtype)
+        result = runner.inbox.take().reshape(shape)
+    runner.outbox.flush()
     return result

@@ -85,16 +85,12 @@ class StageRunner:
                 outputs.append(_band(made, patch))
         if not self.last:
             return None
-        local = torch.cat(outputs) if outputs else self._nothing(patch)
+        local = torch.cat(outputs) if outputs else _band(self._x.new_empty((0, *self.output_shape()[1:])), patch)
         return list(gather_batch(local, self.total, self.mesh).split(self.batch))
 
     def output_shape(self) -> tuple[int, ...]:
         """Of what the network predicts for a branch."""
         return self._network.output_shape(tuple(self._x.shape))
-
-    def flush(self) -> None:
-        """Wait until everything that was sent has gone."""
-        self.outbox.flush()
 
     def finish(self) -> None:
         """A run is over: let the keys and values go."""
@@ -107,9 +103,6 @@ class StageRunner:
             self.inbox.expect(*self._known[key])
         return unpack(self.inbox.take(), {name: tuple(shape) for name, shape in shapes.items()})
 
-    def _nothing(self, patch: Patch | None) -> torch.Tensor:
-        return _band(self._x.new_empty((0, *self.output_shape()[1:])), patch)
-
 
 def flatten_rows(latent: torch.Tensor) -> torch.Tensor:
     """(B, C, H, W) as it is; (B, C, F, H, W) -> (B, C, F·H, W)."""
@@ -118,4 +111,4 @@ def flatten_rows(latent: torch.Tensor) -> torch.Tensor:
 
 def _band(latent: torch.Tensor, patch: Patch | None) -> torch.Tensor:
     rows = flatten_rows(latent)
-    return rows if patch is None else rows[:, :, slice(*patch.rows)]
+    return rows if patch is None else rows[patch.band]

@@ -142,6 +142,6 @@ def run_tiny(rank: int, world_size: int, comfyui: str, names: list[str], stages:
             if outputs is not None:
                 whole = expected if patch is None else expected[:, :, slice(*patch.rows)]
                 worst.append(float((outputs[0] - whole).abs().max() / expected.abs().max()))
-        runner.flush()
+        runner.outbox.flush()
         found[name] = worst
     return found

@@ -58,7 +58,7 @@ def test_patches_are_whole_token_rows_as_equal_as_can_be(height, width, patch_si
 def test_a_video_is_cut_through_frames_and_rows():
     patches = cut_patches((1, 16, 3, 4, 6), 2, 4)
     assert [patch.rows for patch in patches] == [(0, 4), (4, 8), (8, 10), (10, 12)]
-    assert [patch.length for patch in patches] == [6, 6, 3, 3]
+    assert [stop - start for start, stop in (patch.tokens for patch in patches)] == [6, 6, 3, 3]
 
 
 def test_of_a_video_whose_height_the_patch_size_does_not_divide_several_patches_are_refused_and_auto_takes_one():
