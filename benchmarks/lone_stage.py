@@ -38,7 +38,7 @@ def stage_of(
     blocks = all_blocks(transformer, spec.cut)
     owned = split_blocks([1.0] * len(blocks), mesh.plan.pipe, speeds)[mesh.coordinate["pipe"]]
     let_go([*blocks[: owned[0]], *blocks[owned[1] :]])
-    wrapped = parallelize(transformer, spec, mesh, compile=compile, record=False, owned=owned)
+    wrapped = parallelize(transformer, spec, mesh, compile=compile, owned=owned)
     wrapped.stages.run_as(owned)
     return wrapped
 

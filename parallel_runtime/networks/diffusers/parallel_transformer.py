@@ -48,8 +48,8 @@ class ParallelTransformer(Network):
     """A transformer that the ranks of a sequence group run together; every rank makes it with the same arguments.
 
     Called as the wrapped transformer is, with whole (not split) arguments, alike on all ranks of the group, and
-    returns the whole result on each of them. Attributes it does not have are the wrapped transformer's.
-    Inference only: no gradients flow.
+    returns the whole result on each of them. Attributes it does not have are the wrapped transformer's. On a GPU,
+    forwards that repeat become CUDA graphs (recordings.py). Inference only: no gradients flow.
 
     Args:
         transformer: a diffusers transformer with its weights on this rank's device, whole on every rank.
@@ -57,7 +57,6 @@ class ParallelTransformer(Network):
         mesh: may be changed later with `set_mesh`; one rank needs no torch.distributed.
         attention: one of config.ATTENTION_BACKENDS.
         compile: regional torch.compile of the blocks in `spec.block_lists`.
-        record: on a GPU, forwards that repeat become CUDA graphs (recordings.py). Nothing to gain on a CPU.
         stream: see `Network`.
         owned: (start, stop) of the blocks that have weights; None: all.
 
@@ -73,7 +72,6 @@ class ParallelTransformer(Network):
         mesh: Mesh,
         attention: str = "auto",
         compile: bool = False,
-        record: bool = True,
         stream: BlockStream | None = None,
         owned: tuple[int, int] | None = None,
     ):
@@ -88,9 +86,9 @@ class ParallelTransformer(Network):
         lists = [found for path in spec.block_lists for found in find_modules(transformer, (path,)).values()]
         self._blocks = [block for blocks in lists for block in blocks.children()]
         self.check_ring(mesh)
-        self._begin(compile, record)
+        self._begin(compile)
 
-    def _begin(self, compile: bool, record: bool) -> None:
+    def _begin(self, compile: bool) -> None:
         """Change the transformer, once.
 
         Raises:
@@ -124,8 +122,7 @@ class ParallelTransformer(Network):
         cut_blocks(transformer, spec.cut, self._split)
         if not spec.cut:
             run_blocks(self._blocks, self._split)
-        if record:
-            self._record()
+        self._record()
         if self.stream is not None:
             self.stream.wrap(self._blocks)
 
