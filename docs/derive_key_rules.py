@@ -4,7 +4,7 @@ Every row of every tensor gets a number of its own; where the numbers come out t
 safetensors file with the authors' names, from which the keys are taken; without one they are those of the checked-in
 rules, parallel_runtime/networks/diffusers/keys/FAMILY.json, which the command writes. Written by hand stay: the whole
 file of a family that diffusers has no converter for (`converter` is null), SDXL's, whose layers the converter numbers
-anew (unet_keys.py), and `by_hand`, what a converter leaves. tests/parallel_runtime/test_key_rules.py derives all again.
+anew (sdxl.py), and `by_hand`, what a converter leaves. tests/parallel_runtime/test_key_rules.py derives all again.
 """
 
 from __future__ import annotations

@@ -51,7 +51,6 @@ def prepare(transformer: torch.nn.Module) -> None:
 
 FLUX = ModelSpec(
     name="flux",
-    title="FLUX.1",
     transformer_class="FluxTransformer2DModel",
     cut=(
         TEXT_AND_IMAGE,

@@ -30,7 +30,6 @@ def _text_ids(call: Call) -> torch.Tensor:
 
 FLUX2 = ModelSpec(
     name="flux2",
-    title="FLUX.2",
     transformer_class="Flux2Transformer2DModel",
     cut=(
         replace(TEXT_AND_IMAGE, alike=("temb_mod_img", "temb_mod_txt", "joint_attention_kwargs"), modulations={}),

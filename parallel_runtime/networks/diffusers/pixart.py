@@ -67,7 +67,6 @@ def prepare(transformer: torch.nn.Module) -> None:
 
 PIXART = ModelSpec(
     name="pixart",
-    title="PixArt",
     transformer_class="PixArtTransformer2DModel",
     cut=(
         replace(

@@ -13,7 +13,6 @@ from ...said import said
 from ..tables.blocks import Blocks, Network
 from .adapter import Adapter
 from .key_rules import KeyRules, TensorInfo
-from .unet_keys import UNetKeys
 
 TEXT_AND_IMAGE = Blocks(
     "transformer_blocks",
@@ -43,7 +42,6 @@ class ModelSpec:
 
     Args:
         name: registry key, the diffusers file name without `transformer_` ("flux").
-        title: how artists call it ("FLUX.1").
         transformer_class: class name in diffusers.
         cut: how ranks share out the tokens of the blocks, in the words of ComfyUI's networks; () where they share out
             the batch alone, as in U-Nets.
@@ -61,11 +59,10 @@ class ModelSpec:
     """
 
     name: str
-    title: str
     transformer_class: str
     self_attention: tuple[str, ...]
     timestep_embedder: str
-    keys: KeyRules | UNetKeys
+    keys: KeyRules
     adapter: Adapter
     cut: tuple[Blocks, ...] = ()
     whole: tuple[str, ...] = ()
@@ -76,6 +73,11 @@ class ModelSpec:
     ignores: tuple[str, ...] = ()
     belongs: Callable[[Mapping[str, Any]], bool] = lambda config: True
     widths: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """How artists call it ("FLUX.1")."""
+        return self.adapter.title
 
     @property
     def block_lists(self) -> tuple[str, ...]:

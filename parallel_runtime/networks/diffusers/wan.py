@@ -73,7 +73,6 @@ def _image(call: Call) -> torch.Tensor | None:
 
 WAN = ModelSpec(
     name="wan",
-    title="Wan",
     transformer_class="WanTransformer3DModel",
     cut=(replace(IMAGE, joint={"rotary_emb": 1}),),
     self_attention=("blocks.*.attn1",),
