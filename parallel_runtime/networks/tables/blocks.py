@@ -8,6 +8,8 @@ from typing import Any
 
 LATENT_SHAPES = "latent_shapes"
 """Argument of a call that says of which latents (video, audio) a packed x consists."""
+OPTIONS = ("transformer_options",)
+"""Argument of most blocks of ComfyUI's: what acts inside of them, alike for all tokens."""
 
 
 def find(module: Any, path: str) -> Any:

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .blocks import Blocks, Network
+from .blocks import OPTIONS, Blocks, Network
 from .image import FLUX, IMAGE
 from .video import VIDEO, WAN
-
-_OPTIONS = ("transformer_options",)
-
 
 SOUND: Mapping[str, Network] = {
     # Every other layer attends within a window, which it makes from the number of its tokens. The timbres of all rows
@@ -39,7 +36,7 @@ SOUND: Mapping[str, Network] = {
             Blocks(
                 "transformer.layers", {"x": 1}, ("x",), joint={"rotary_pos_emb": 0}, cross=("cross_attn",),
                 when={"self_attn.feat_scale": False, "conformer": None}, whole_with=("mask", "local_add_cond"),
-                alike=("context", "global_cond", "context_mask", *_OPTIONS),
+                alike=("context", "global_cond", "context_mask", *OPTIONS),
             ),
         ),
         heads="transformer.layers.0.self_attn.num_heads",

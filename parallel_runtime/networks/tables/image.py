@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .blocks import Blocks, Network
-
-_OPTIONS = ("transformer_options",)
+from .blocks import OPTIONS, Blocks, Network
 
 # Global conditioning (vec) is one row per picture; modulation_dims tells which tokens take which of its rows.
 FLUX = (
     Blocks(
         "double_blocks", {"txt": 1, "img": 1}, ("img", "txt"), joint={"pe": 2},
-        segments={"modulation_dims_img": "img", "modulation_dims_txt": "txt"}, alike=("vec", "attn_mask", *_OPTIONS),
+        segments={"modulation_dims_img": "img", "modulation_dims_txt": "txt"}, alike=("vec", "attn_mask", *OPTIONS),
         modulations={"vec": ("img_mod.lin", "txt_mod.lin")}, control=("input", "img"), latent="img",
         unless={"flipped_img_txt": True},  # HunyuanVideo of ComfyUI 0.8.0 has the picture's tokens before the text's
     ),
     Blocks(
         "single_blocks", {"x": 1}, ("x",), joint={"pe": 2}, segments={"modulation_dims": "x"},
-        alike=("vec", "attn_mask", *_OPTIONS), modulations={"vec": ("modulation.lin",)},
+        alike=("vec", "attn_mask", *OPTIONS), modulations={"vec": ("modulation.lin",)},
         control=("output", "x", "txt"), latent="x",
     ),
 )  # fmt: skip
@@ -27,7 +25,7 @@ _QWEN_IMAGE = Blocks(
     "transformer_blocks", {"encoder_hidden_states": 1, "hidden_states": 1},
     ("encoder_hidden_states", "hidden_states"), joint={"image_rotary_emb": 2},
     rows={"encoder_hidden_states_mask": ("encoder_hidden_states", 1)},
-    border={"timestep_zero_index": "hidden_states"}, alike=("temb", *_OPTIONS),
+    border={"timestep_zero_index": "hidden_states"}, alike=("temb", *OPTIONS),
     modulations={"temb": ("img_mod.1", "txt_mod.1")}, control=("input", "hidden_states"),
     latent="hidden_states",
 )  # fmt: skip
@@ -36,7 +34,7 @@ _QWEN_IMAGE = Blocks(
 def _lumina(path: str) -> Blocks:
     return Blocks(
         path, {"x": 1}, ("x",), joint={"freqs_cis": 1}, segments={"timestep_zero_index": "x"},
-        alike=("x_mask", "adaln_input", *_OPTIONS), modulations={"adaln_input": ("adaLN_modulation.1",)},
+        alike=("x_mask", "adaln_input", *OPTIONS), modulations={"adaln_input": ("adaLN_modulation.1",)},
         latent="x",
     )  # fmt: skip
 
@@ -44,7 +42,7 @@ def _lumina(path: str) -> Blocks:
 def _omnigen(path: str) -> Blocks:
     return Blocks(
         path, {"hidden_states": 1}, ("hidden_states",), joint={"image_rotary_emb": 1},
-        alike=("attention_mask", "temb", *_OPTIONS), modulations={"temb": ("norm1.linear",)},
+        alike=("attention_mask", "temb", *OPTIONS), modulations={"temb": ("norm1.linear",)},
     )  # fmt: skip
 
 
@@ -53,19 +51,19 @@ _BOOGU = Blocks(
     "double_stream_layers", {"instruct_hidden_states": 1, "img_hidden_states": 1},
     ("img_hidden_states", "instruct_hidden_states"), joint={"joint_rotary_emb": 1},
     rows={"img_rotary_emb": ("img_hidden_states", 1)}, alone="img_hidden_states", again="img_self_attn",
-    alike=("temb", "joint_attention_mask", "img_attention_mask", *_OPTIONS),
+    alike=("temb", "joint_attention_mask", "img_attention_mask", *OPTIONS),
     modulations={"temb": tuple(f"{name}.linear" for name in _BOOGU_NORMS)},
 )  # fmt: skip
 
 _HIDREAM = (
     Blocks(
         "double_stream_blocks", {"image_tokens": 1, "text_tokens": 1}, ("image_tokens", "text_tokens"),
-        joint={"rope": 1}, rows={"image_tokens_masks": ("image_tokens", 1)}, alike=("adaln_input", *_OPTIONS),
+        joint={"rope": 1}, rows={"image_tokens_masks": ("image_tokens", 1)}, alike=("adaln_input", *OPTIONS),
         modulations={"adaln_input": ("block.adaLN_modulation.1",)},
     ),
     Blocks(
         "single_stream_blocks", {"image_tokens": 1}, ("image_tokens",), joint={"rope": 1},
-        rows={"image_tokens_masks": ("image_tokens", 1)}, alike=("text_tokens", "adaln_input", *_OPTIONS),
+        rows={"image_tokens_masks": ("image_tokens", 1)}, alike=("text_tokens", "adaln_input", *OPTIONS),
         modulations={"adaln_input": ("block.adaLN_modulation.1",)},
     ),
 )  # fmt: skip
@@ -77,30 +75,30 @@ PREDICT_2 = Blocks(
         "emb_B_T_D": ("x_B_T_H_W_D", 1), "adaln_lora_B_T_3D": ("x_B_T_H_W_D", 1),
         "extra_per_block_pos_emb": ("x_B_T_H_W_D", 1),
     },
-    grids=("x_B_T_H_W_D", "extra_per_block_pos_emb"), cross=("cross_attn",), alike=("crossattn_emb", *_OPTIONS),
+    grids=("x_B_T_H_W_D", "extra_per_block_pos_emb"), cross=("cross_attn",), alike=("crossattn_emb", *OPTIONS),
 )  # fmt: skip
 
 _LENS = Blocks(
     "transformer_blocks", {"hidden_states": 1, "encoder_hidden_states": 1}, ("encoder_hidden_states", "hidden_states"),
-    joint={"freqs_cis": 2, "attention_mask": 3}, alike=("temb", *_OPTIONS),
+    joint={"freqs_cis": 2, "attention_mask": 3}, alike=("temb", *OPTIONS),
     modulations={"temb": ("img_mod.1", "txt_mod.1")}, control=("input", "hidden_states"),
 )  # fmt: skip
 
 _JOY = Blocks(
     "double_blocks", {"hidden_states": 1, "encoder_hidden_states": 1}, ("hidden_states", "encoder_hidden_states"),
-    rows={"image_rotary_emb": ("hidden_states", 1)}, alike=("temb", *_OPTIONS), latent="hidden_states",
+    rows={"image_rotary_emb": ("hidden_states", 1)}, alike=("temb", *OPTIONS), latent="hidden_states",
 )  # fmt: skip
 
 _SD3 = Blocks(
     "joint_blocks", {"context": 1, "x": 1}, ("context", "x"), positional=("context", "x"), alone="x",
     again="x_block.attn2",
-    alike=("c", "use_checkpoint", *_OPTIONS), control=("output", "x"),
+    alike=("c", "use_checkpoint", *OPTIONS), control=("output", "x"),
     modulations={"c": ("context_block.adaLN_modulation.1", "x_block.adaLN_modulation.1")}, latent="x",
 )  # fmt: skip
 
 _PIXEL_DIT = Blocks(
     "patch_blocks", {"y": 1, "x": 1}, ("x", "y"), rows={"pos_img": ("x", 0), "pos_txt": ("y", 0)},
-    alike=("c", "attn_mask", *_OPTIONS),
+    alike=("c", "attn_mask", *OPTIONS),
 )  # fmt: skip
 
 IMAGE: Mapping[str, Network] = {
@@ -138,7 +136,7 @@ IMAGE: Mapping[str, Network] = {
         (
             Blocks(
                 "blocks", {"x": 1}, ("x",), joint={"freqs": 2}, border={"timestep_zero_index": "x"},
-                alike=("vec", "mask", *_OPTIONS),
+                alike=("vec", "mask", *OPTIONS),
             ),
         ),
         heads="heads",
@@ -173,7 +171,7 @@ IMAGE: Mapping[str, Network] = {
         (
             Blocks(
                 "layers", {"x": 1}, ("x",), joint={"freqs_cis": 1}, rows={"adaln_input": ("x", 1)},
-                alike=("attn_mask", *_OPTIONS),
+                alike=("attn_mask", *OPTIONS),
             ),
         ),
         heads="layers.0.attention.num_heads",
@@ -196,11 +194,11 @@ IMAGE: Mapping[str, Network] = {
         "AuraFlow",
         (
             Blocks(
-                "double_layers", {"c": 1, "x": 1}, ("c", "x"), alike=("global_cond", *_OPTIONS),
+                "double_layers", {"c": 1, "x": 1}, ("c", "x"), alike=("global_cond", *OPTIONS),
                 modulations={"global_cond": ("modC.1", "modX.1")}, latent="x",
             ),
             Blocks(
-                "single_layers", {"cx": 1}, ("cx",), alike=("global_cond", *_OPTIONS),
+                "single_layers", {"cx": 1}, ("cx",), alike=("global_cond", *OPTIONS),
                 modulations={"global_cond": ("modCX.1",)}, latent="cx",
             ),
         ),

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from .blocks import Blocks, Network
+from .blocks import OPTIONS, Blocks, Network
 from .image import FLUX, PREDICT_2
-
-_OPTIONS = ("transformer_options",)
 
 _LTX_VIDEO = Blocks(
     "transformer_blocks", {"x": 1}, ("x",), joint={"pe": 1},
     rows={"timestep": ("x", 1), "self_attention_mask": ("x", 1)}, cross=("attn2",),
-    alike=("context", "attention_mask", "prompt_timestep", *_OPTIONS),
+    alike=("context", "attention_mask", "prompt_timestep", *OPTIONS),
 )  # fmt: skip
 
 # The audio stream is short: it is whole on every rank, and the video's tokens are shared out.
@@ -26,20 +24,20 @@ _LTX_2 = Blocks(
     cross=("attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn"), gathers=("video_to_audio_attn",),
     alike=(
         "v_context", "a_context", "attention_mask", "a_timestep", "a_pe", "a_cross_pe", "a_cross_scale_shift_timestep",
-        "a_cross_gate_timestep", "v_prompt_timestep", "a_prompt_timestep", *_OPTIONS,
+        "a_cross_gate_timestep", "v_prompt_timestep", "a_prompt_timestep", *OPTIONS,
     ),
 )  # fmt: skip
 
 _COG_VIDEO = Blocks(
     "blocks", {"encoder_hidden_states": 1, "hidden_states": 1}, ("hidden_states", "encoder_hidden_states"),
-    rows={"image_rotary_emb": ("hidden_states", 0)}, alike=("temb", *_OPTIONS),
+    rows={"image_rotary_emb": ("hidden_states", 0)}, alike=("temb", *OPTIONS),
     modulations={"temb": ("norm1.linear", "norm2.linear")},
 )  # fmt: skip
 
 _COSMOS = Blocks(
     "blocks", {"x": 0}, ("x",), joint={"rope_emb_L_1_1_D": 0}, grids=("x",), cross=("blocks.1",),
     when={"blocks.1.block_type": "ca", "x_format": "THWBD"},
-    alike=("emb_B_D", "crossattn_emb", "crossattn_mask", "adaln_lora_B_3D", *_OPTIONS),
+    alike=("emb_B_D", "crossattn_emb", "crossattn_mask", "adaln_lora_B_3D", *OPTIONS),
 )  # fmt: skip
 
 VIDEO: Mapping[str, Network] = {
@@ -48,7 +46,7 @@ VIDEO: Mapping[str, Network] = {
         (
             Blocks(
                 "blocks", {"x": 0}, ("x",), joint={"rope_freqs": 1}, segments={"mod_segments": "x"},
-                alike=("t_emb", *_OPTIONS),
+                alike=("t_emb", *OPTIONS),
             ),
         ),
         heads="blocks.0.attn.heads", head_dim="blocks.0.attn.head_dim",
@@ -66,7 +64,7 @@ VIDEO: Mapping[str, Network] = {
         (
             Blocks(
                 "visual_transformer_blocks", {"visual_embed": 1}, ("visual_embed",), joint={"freqs": 1},
-                cross=("cross_attention",), alike=("text_embed", "time_embed", *_OPTIONS),
+                cross=("cross_attention",), alike=("text_embed", "time_embed", *OPTIONS),
                 modulations={"time_embed": ("visual_modulation.out_layer",)},
             ),
         ),
@@ -94,7 +92,7 @@ VIDEO: Mapping[str, Network] = {
 }  # fmt: skip
 
 
-_CONTEXT = ("context", "context_img_len", "transformer_options")
+_CONTEXT = ("context", "context_img_len", *OPTIONS)
 
 # References and poses may follow the video, and then timesteps by frame need not divide the tokens.
 _WAN = Blocks(
