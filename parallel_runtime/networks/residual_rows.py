@@ -44,7 +44,8 @@ class ResidualRows:
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, Notes] = OrderedDict()
-        self._last: Notes = {}
+        self.last: Notes = {}
+        """Of the last call."""
 
     def called(self, kind: Hashable, notes: Notes | None) -> None:
         """A call has run.
@@ -57,11 +58,7 @@ class ResidualRows:
             self._known[kind] = notes
             while len(self._known) > _KEPT:
                 self._known.popitem(last=False)
-        self._last = notes if notes is not None else self._known.get(kind, {})
-
-    def read(self, lists: Sequence[Blocks], residuals: Any, tokens: Mapping[str, int]) -> dict[str, Interval]:
-        """Of the last call; see `rows_read`."""
-        return rows_read(lists, self._last, residuals, tokens)
+        self.last = notes if notes is not None else self._known.get(kind, {})
 
 
 def rows_read(lists: Sequence[Blocks], notes: Notes, residuals: Any, tokens: Mapping[str, int]) -> dict[str, Interval]:

@@ -18,7 +18,7 @@ from ...requests.patches import CARRIED
 from ...said import said
 from ..block_attention import Suited
 from ..network import Network
-from ..residual_rows import ResidualRows, kind_of
+from ..residual_rows import ResidualRows, kind_of, rows_read
 from ..tables.blocks import LATENT_SHAPES
 from .description import Described
 from .live_patches import LivePatches, act_between_blocks
@@ -95,7 +95,8 @@ class ComfyNetwork(Network):
 
     def residual_rows(self, residuals: Any, tokens: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """Which rows of a ControlNet's residuals this rank read in the last call; see `rows_read`."""
-        return self._residual_rows.read(self._data.blocks, residuals, tokens) if self._data is not None else {}
+        lists = self._data.blocks if self._data is not None else ()
+        return rows_read(lists, self._residual_rows.last, residuals, tokens)
 
     def call_at_once(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: dict[str, Any]) -> torch.Tensor:
         """What `predict` does, without recording."""
