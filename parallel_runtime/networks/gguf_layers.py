@@ -69,7 +69,7 @@ class GgufLayer(nn.Module):
 def use_gguf_kernels(network: nn.Module) -> None:
     """Have layers of the pack compute by operators of ours."""
     for module in network.modules():
-        if _is_of_pack(module) and not isinstance(module, GgufLayer) and is_on("quantised"):
+        if _is_of_pack(module) and is_on("quantised"):
             become(module, GgufLayer)
 
 

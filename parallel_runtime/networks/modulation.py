@@ -59,7 +59,7 @@ class Modulation:
         found: dict[str, list[ReadyLayer]] = {}
         for argument, paths in blocks.modulations.items():
             modules = (find(block, path) for path in paths)
-            own = [_made_ready(module) for module in modules if hasattr(module, "out_features")]
+            own = [become(module, ReadyLayer) for module in modules if hasattr(module, "out_features")]
             found[argument] = own
             self._layers.setdefault(argument, []).extend(own)
         return {argument: own for argument, own in found.items() if own}
@@ -164,10 +164,3 @@ def _own(layer: ReadyLayer, given: torch.Tensor) -> torch.Tensor:
     """What a layer gives by its own class."""
     output: torch.Tensor = layer.forward(given.clone() if rounds_inside(type(layer)) else given)
     return output.contiguous()
-
-
-def _made_ready(layer: Any) -> ReadyLayer:
-    if not isinstance(layer, ReadyLayer):
-        become(layer, ReadyLayer)
-    made: ReadyLayer = layer
-    return made

@@ -141,7 +141,7 @@ class _Emptied:
 def hide_quantised(network: nn.Module) -> None:
     """Make graphs of this network's blocks hold operators where layers have quantised weights."""
     for module in network.modules():
-        if not isinstance(module, QuantisedLayer) and _computes_quantised(module):
+        if _computes_quantised(module):
             become(module, QuantisedLayer)
             _hide_activated()
 
@@ -185,10 +185,11 @@ def joined(kind: Any, own: Any) -> Any:
     return type(own.__name__, (kind, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
 
 
-def become(layer: Any, kind: Any) -> None:
-    """Make a layer one of `kind` by its class alone, of which its own class stays a base."""
-    own: Any = type(layer)
-    layer.__class__ = joined(kind, own)
+def become(layer: Any, kind: Any) -> Any:
+    """The layer, which is made one of `kind` by its class alone, of which its own class stays a base."""
+    if not isinstance(layer, kind):
+        layer.__class__ = joined(kind, type(layer))
+    return layer
 
 
 def own_class(layer: nn.Module, kind: Any) -> Any:
