@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import UnsupportedModelError
 from ..networks.diffusers.key_rules import TensorInfo
-from ..networks.diffusers.registry import MODELS, supported
+from ..networks.diffusers.registry import MODELS
 from ..networks.diffusers.spec import ModelSpec
 from ..said import Said, said
 from .config_limits import check_config
@@ -137,7 +137,8 @@ def name_contents(keys: Iterable[str]) -> Said:
 
 def unsupported(path: object, what: str) -> UnsupportedModelError:
     """The error for a sound file that is no transformer of ours."""
+    names = ", ".join(f"{spec.title} ({spec.transformer_class})" for spec in MODELS)
     return UnsupportedModelError(
         said("{path} is {what}, not a supported diffusion transformer.", path=path, what=what),
-        said("Choose another file. {supported}", supported=supported()),
+        said("Choose another file. {supported}", supported=said("Supported are {names}.", names=names)),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...said import Said, said
 from .flux import FLUX
 from .flux2 import FLUX2
 from .hunyuan_dit import HUNYUAN_DIT
@@ -13,9 +12,3 @@ from .spec import ModelSpec
 from .wan import WAN
 
 MODELS: tuple[ModelSpec, ...] = (FLUX, FLUX2, SD3, WAN, HUNYUAN_DIT, PIXART, SDXL)
-
-
-def supported() -> Said:
-    """One clause that lists every supported family, for error messages."""
-    names = ", ".join(f"{spec.title} ({spec.transformer_class})" for spec in MODELS)
-    return said("Supported are {names}.", names=names)
