@@ -10,7 +10,7 @@ import torch
 from .adapter import Call
 from .key_rules import KeyRules
 from .spec import TEXT_AND_IMAGE, ModelSpec
-from .token_adapter import TokenAdapter, TokenLayout
+from .token_adapter import TokenAdapter
 
 # ComfyUI saves its norms under the module's own parameter name.
 
@@ -65,7 +65,10 @@ FLUX = ModelSpec(
     adapter=TokenAdapter(
         "FLUX.1",
         extras=frozenset({"y", "guidance", "ref_latents", "ref_latents_method"}),
-        layout=TokenLayout(patch=2, axes=3, index_step=1, reference_method="offset"),
+        patch=2,
+        axes=3,
+        index_step=1,
+        reference_method="offset",
         arguments={"pooled_projections": _pooled, "guidance": _guidance},
     ),
     prepare=prepare,

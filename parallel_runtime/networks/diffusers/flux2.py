@@ -10,7 +10,7 @@ from ..tables.blocks import Blocks
 from .adapter import Call
 from .key_rules import KeyRules
 from .spec import TEXT_AND_IMAGE, ModelSpec
-from .token_adapter import TokenAdapter, TokenLayout
+from .token_adapter import TokenAdapter
 
 _AXES = 4
 
@@ -52,7 +52,10 @@ FLUX2 = ModelSpec(
         "FLUX.2",
         # `y` has no effect, as in ComfyUI: conditionings of other text encoders carry one.
         extras=frozenset({"y", "guidance", "ref_latents", "ref_latents_method"}),
-        layout=TokenLayout(patch=1, axes=_AXES, index_step=10, reference_method="index"),
+        patch=1,
+        axes=_AXES,
+        index_step=10,
+        reference_method="index",
         arguments={"guidance": _guidance, "txt_ids": _text_ids},
     ),
     token=1,
