@@ -209,11 +209,6 @@ def quantised_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> t
     return output.contiguous()
 
 
-@operators.shapes_of(quantised_layer)
-def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], _KINDS[kind].outputs))
-
-
 @operators.operator("activated_layer", "(Tensor x, Tensor[] inside, str kind, str activation) -> Tensor")
 def activated_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str) -> torch.Tensor:
     """What ComfyUI's layer gives for activation(x), rounded in one kernel where ComfyUI has one."""
@@ -222,8 +217,9 @@ def activated_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str, acti
     return output.contiguous()
 
 
+@operators.shapes_of(quantised_layer)
 @operators.shapes_of(activated_layer)
-def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str) -> torch.Tensor:
+def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str = "") -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], _KINDS[kind].outputs))
 
 
