@@ -187,8 +187,9 @@ def joined(kind: Any, own: Any) -> Any:
 
 def become(layer: Any, kind: Any) -> Any:
     """The layer, which is made one of `kind` by its class alone, of which its own class stays a base."""
+    own: Any = type(layer)
     if not isinstance(layer, kind):
-        layer.__class__ = joined(kind, type(layer))
+        layer.__class__ = joined(kind, own)
     return layer
 
 
