@@ -17,6 +17,7 @@ import torch
 
 from ..attention.operators import operator, shapes_of
 from ..attention.rotary import apply_norms
+from ..replaced import replaced
 
 FUNCTIONS = "comfy.ldm.modules.attention"
 """Module of ComfyUI's attention functions, which are called again by their names."""
@@ -54,12 +55,8 @@ def attending(attention: Attention, over_peers: OverPeers | None = None) -> Iter
         over_peers: (queries, keys, values, norms, eps, beside, scale) as `attend_over_peers` gets them; gives None
             where this attention does not go over peer memory.
     """
-    before = getattr(_NOW, "attention", None), getattr(_NOW, "over_peers", None)
-    _NOW.attention, _NOW.over_peers = attention, over_peers
-    try:
+    with replaced(_NOW, "attention", attention), replaced(_NOW, "over_peers", over_peers):
         yield
-    finally:
-        _NOW.attention, _NOW.over_peers = before
 
 
 @functools.cache

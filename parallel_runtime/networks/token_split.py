@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from operator import is_
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from ..acceleration.head_routes import HeadSharing
 from ..mesh.mesh import Mesh
+from ..replaced import replaced
 from .latent_patches import LatentPatch
 from .modulation import Modulation
 from .residual_rows import Noted, Notes
@@ -159,23 +160,13 @@ class TokenSplit:
             if not any(all(map(is_, read, known)) for known in self._read):
                 self._read.append(read)
 
-    @contextmanager
-    def outside(self) -> Iterator[None]:
+    def outside(self) -> AbstractContextManager[None]:
         """Inside, attention is not over the tokens."""
-        before, self.streams = self.streams, None
-        try:
-            yield
-        finally:
-            self.streams = before
+        return replaced(self, "streams", None)
 
-    @contextmanager
-    def gathering(self) -> Iterator[None]:
+    def gathering(self) -> AbstractContextManager[None]:
         """Inside, queries are whole on every rank, and keys are the tokens."""
-        self.whole_queries = True
-        try:
-            yield
-        finally:
-            self.whole_queries = False
+        return replaced(self, "whole_queries", True)
 
     def gather(self, share: torch.Tensor, dim: int, length: int) -> torch.Tensor:
         """One stream made whole. Collective over the sequence group."""
