@@ -83,11 +83,6 @@ SHAPES: Mapping[str, Network] = {
 NETWORKS: Mapping[str, Network] = {**IMAGE, **VIDEO, **WAN, **SOUND, **SHAPES}
 
 
-def name_of(network: type) -> str:
-    """A class as the table names it."""
-    return f"{network.__module__}:{network.__qualname__}"
-
-
 def find_network(network: type) -> Network | None:
     """The data of a class; None where there is none."""
-    return NETWORKS.get(name_of(network))
+    return NETWORKS.get(f"{network.__module__}:{network.__qualname__}")
