@@ -73,6 +73,13 @@ def test_every_sentence_of_the_code_is_in_the_table(said_by_the_code, language):
 
 
 @pytest.mark.parametrize("language", OTHERS)
+def test_no_sentence_of_a_table_is_half_english(language):
+    names = re.compile(r"\*[^*]+\*|git lfs pull|-m pip install|image embedder")
+    half = re.compile(r"\b[a-z]{2,} [a-z]{2,}\b|[^\x00-\x7f].*[.]$")
+    assert not [each for each in read_table(language).values() if half.search(names.sub("", each))]
+
+
+@pytest.mark.parametrize("language", OTHERS)
 def test_tables_hold_what_the_code_says_with_the_same_values(said_by_the_code, language):
     table = read_table(language)
     assert table.keys() - said_by_the_code.keys() - SEPARATORS == set()
