@@ -10,7 +10,7 @@ from torch import nn
 from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.comfyui.without_weights import WithoutWeights
 from ..networks.diffusers.key_rules import OriginalWeights
-from ..networks.diffusers.package import import_diffusers
+from ..networks.diffusers.lean_imports import import_diffusers
 from ..said import said
 from .checkpoint import Checkpoint
 from .open_file import OpenFile, Reader

@@ -14,7 +14,7 @@ from tests.tiny_flux import tiny_config, write_diffusers_folder
 CODE = """
 import json, sys
 import workers.rank.start
-from parallel_runtime.networks.diffusers.package import leave_out_unused_packages
+from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages
 leave_out_unused_packages()
 import diffusers
 made = [getattr(diffusers, name).__name__ for name in json.loads(sys.argv[1])]
@@ -37,7 +37,7 @@ PLAIN_FORWARD = """
 import sys
 from pathlib import Path
 import workers.rank.start
-from parallel_runtime.networks.diffusers.package import leave_out_unused_packages, untraced_classes
+from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages, untraced_classes
 leave_out_unused_packages()
 import torch
 from parallel_runtime.loading.checkpoint import open_checkpoint
@@ -73,7 +73,7 @@ def test_a_plain_forward_needs_no_compiler_which_learns_later_what_diffusers_say
 CHECKED = """
 import json, sys
 import workers.rank.start
-from parallel_runtime.networks.diffusers.package import import_diffusers, leave_out_unused_packages
+from parallel_runtime.networks.diffusers.lean_imports import import_diffusers, leave_out_unused_packages
 diffusers = import_diffusers()
 diffusers.utils.USE_PEFT_BACKEND = True  # as where peft is installed
 leave_out_unused_packages()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_runtime.mesh.links import Outbox
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer
-from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.requests.control import StopVotes
 from parallel_runtime.sampling.samplers import SUPPORTED
 from tests.families import STAGED
@@ -168,7 +168,7 @@ def test_an_error_in_a_stage_comes_out_at_once_and_waits_for_no_other_stage(monk
         raise AssertionError("waited for another stage")
 
     monkeypatch.setattr(ParallelTransformer, "predict", fail)
-    monkeypatch.setattr(StageRunner, "flush", wait)
+    monkeypatch.setattr(Outbox, "flush", wait)
     monkeypatch.setattr(StopVotes, "close", wait)
     with pytest.raises(torch.OutOfMemoryError, match="no room on this stage"):
         run_alone(STAGED["PixArt"])

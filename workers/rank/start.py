@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import UnsupportedModelError
-from parallel_runtime.networks.diffusers.package import leave_out_unused_packages
+from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages
 from parallel_runtime.requests.requests import ComfyuiCode
 
 from ..launch import EXPECTED_COMFYUI, PoolSpec

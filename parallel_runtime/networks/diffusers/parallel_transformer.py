@@ -114,7 +114,7 @@ class ParallelTransformer(Network):
         embedder.register_forward_pre_hook(self._timestep.hook, with_kwargs=True)
         if compile:
             from ...acceleration.compiler import allow_in_graph
-            from .package import untraced_classes
+            from .lean_imports import untraced_classes
 
             allow_in_graph(untraced_classes(transformer))
             exchange_rotary(attention.values())

@@ -1,0 +1,98 @@
+"""Keeps diffusers from importing what no transformer's forward needs.
+
+Who needs diffusers has it from here, so that this file is the first to import it, and nobody does who runs ComfyUI's
+own networks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from .package import absent, is_installed
+
+_COMPILER = "torch._dynamo"
+_MARK = "diffusers_allows_in_graph"
+_UNUSED = ("transformers", "scipy", "accelerate", "peft", "torchvision")
+
+
+def _mark(kind: Any) -> Any:
+    setattr(kind, _MARK, True)
+    return kind
+
+
+def _leave_as_it_is(function: Any = None, *args: Any, **options: Any) -> Any:
+    return _leave_as_it_is if function is None else function
+
+
+@contextlib.contextmanager
+def _instead_of(name: str, module: ModuleType | None) -> Iterator[None]:
+    """Inside, who imports a package that is not imported yet gets this module, or with None an ImportError."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = module  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+def _without_compiler() -> contextlib.AbstractContextManager[None]:
+    """Inside, diffusers finds of PyTorch's compiler the two decorators that it takes from there."""
+    stand_in: Any = ModuleType(_COMPILER)
+    stand_in.allow_in_graph, stand_in.disable = _mark, _leave_as_it_is
+    return _instead_of(_COMPILER, stand_in)
+
+
+def import_diffusers() -> ModuleType:
+    """The package diffusers.
+
+    Raises:
+        UnsupportedModelError: it is not installed, or does not import.
+    """
+    if not is_installed():
+        raise absent()
+    try:
+        with _without_compiler():
+            import diffusers
+            import diffusers.utils
+    except (ImportError, RuntimeError) as error:  # RuntimeError: how diffusers tells of one of its parts
+        raise absent(error) from error
+    return diffusers
+
+
+def leave_out_unused_packages() -> None:
+    """Let diffusers find only what a transformer's forward needs, in this whole process.
+
+    A transformer's module otherwise imports most of transformers, SciPy and more, for texts, schedulers, LoRA files and
+    quantized ones, and PyTorch's compiler for its decorators: nothing of the pool's, unless it compiles. That is half
+    of what a rank would import, 3 s on a slow core, more with a cold file cache. Classes that are imported already stay
+    as they are.
+
+    Raises:
+        UnsupportedModelError: see `import_diffusers`.
+    """
+    utilities = import_diffusers().utils
+    availability = utilities.import_utils
+    for package in _UNUSED:
+        if hasattr(availability, flag := f"_{package}_available"):
+            setattr(availability, flag, False)
+    # Of LoRA layers of diffusers' own there are none; each forward would look for them, and the first import peft.
+    utilities.USE_PEFT_BACKEND = False
+    with _without_compiler(), _instead_of("transformers", None):
+        import diffusers.hooks
+        import diffusers.quantizers  # noqa: F401 - asks for transformers whatever is said to be available
+
+
+def untraced_classes(module: nn.Module) -> set[type]:
+    """Of a model's classes, those that the compiler is not to trace: what diffusers would have told it by itself.
+
+    What it wanted to keep from being compiled are hooks of other ways to cache steps, which no rank applies.
+    """
+    return {type(each) for each in module.modules() if getattr(type(each), _MARK, False)}
