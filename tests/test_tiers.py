@@ -22,28 +22,33 @@ def pytest_collection_modifyitems(items, config):
 TEST = """
 import pytest
 
-@pytest.mark.{tier}_but_for({named!r})
-@pytest.mark.parametrize("case", ["a", "b"])
+{marks}
+@pytest.mark.parametrize("case", ["a", "b", "c"])
 def test_case(case):
     pass
 """
 
 
+SLOW = '@pytest.mark.slow_but_for("a")'
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("tier", "named", "asked", "code", "says"),
+    ("marks", "chosen", "asked", "code", "says"),
     [
-        ("slow", "a", "test_it.py", 0, "1/2 tests collected"),
-        ("long", "a", "test_it.py", 0, "1/2 tests collected"),
-        ("slow", "c", "test_it.py", 4, "slow_but_for names {'c'}, of ['a', 'b']"),
-        ("slow", "a", "test_it.py::test_case[b]", 5, "no tests collected (1 deselected)"),  # silent of the other case
+        (SLOW, "not slow", "test_it.py", 0, "1/3 tests collected"),
+        (f'@pytest.mark.long_but_for("b")\n{SLOW}', "not slow", "test_it.py", 0, "1/3 tests collected"),
+        (f'@pytest.mark.long_but_for("b")\n{SLOW}', "slow and not long", "test_it.py", 0, "1/3 tests collected"),
+        (f'@pytest.mark.long_but_for("b")\n{SLOW}', "slow", "test_it.py", 0, "2/3 tests collected"),
+        ('@pytest.mark.slow_but_for("d")', "not slow", "test_it.py", 4, "slow_but_for names {'d'}, of ['a', 'b', 'c']"),
+        (SLOW, "not slow", "test_it.py::test_case[b]", 5, "no tests collected (1 deselected)"),  # silent of the others
     ],
 )
 def test_a_case_is_in_the_tier_that_its_mark_says_and_a_mistyped_one_is_an_error(
-    tmp_path, tier, named, asked, code, says
+    tmp_path, marks, chosen, asked, code, says
 ):
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_it.py").write_text(TEST.format(tier=tier, named=named))
+    (tmp_path / "test_it.py").write_text(TEST.format(marks=marks))
     command = [
         sys.executable,
         "-m",
@@ -51,7 +56,7 @@ def test_a_case_is_in_the_tier_that_its_mark_says_and_a_mistyped_one_is_an_error
         "--collect-only",
         "-q",
         "-m",
-        "not slow",
+        chosen,
         "-p",
         "no:cacheprovider",
         asked,

@@ -1,5 +1,5 @@
-"""Which cases of a parametrised test are slow: those that its mark `slow_but_for` does not name. Long: likewise, those
-that `long_but_for` does not name."""
+"""Which cases of a parametrised test are slow: those that its mark `slow_but_for` does not name. Of slow ones, long are
+those that `long_but_for` does not name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mark_cases(items: Iterable[pytest.Item], *, whole: bool = True) -> None:
                 continue
             cases[test].add(case)
             named[test, tier] = set(mark.args)
-            if case not in mark.args:
+            if case not in mark.args and (tier == "slow" or item.get_closest_marker("slow") is not None):
                 item.add_marker(tier)
         if item.get_closest_marker("long") is not None:
             item.add_marker("slow")

@@ -119,6 +119,7 @@ def largest_error(rank: int, world_size: int) -> dict[str, Any]:
     return {"cases": len(seen), "largest": max(seen)}
 
 
+@pytest.mark.long_but_for("3", "8")
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
 def test_any_lengths_heads_masks_and_speeds_over_any_ring_times_ulysses_give_attention_over_the_whole(world_size):

@@ -80,7 +80,7 @@ def test_64_sizes_and_every_batch_take_two_graphs(graphs):
     assert compiled.room == LIMIT - compile_settings._OF_A_CALL - 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_graphs_of_other_models_do_not_count(graphs):
     models = [as_method(Block()) for _ in range(8)]
     for _, call in models:

@@ -129,7 +129,7 @@ def compiled_as(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], float]:
     return given, relative_error(output, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_switched_off_rewrites_are_no_option_of_what_is_compiled(monkeypatch):
     monkeypatch.setenv(switches.VARIABLE, "passes")
     given, error = compiled_as(monkeypatch)

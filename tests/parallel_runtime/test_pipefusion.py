@@ -144,7 +144,7 @@ def test_every_family_is_cut_by_its_data_alone(world_size):
             assert relative_error(found[f"{name} {number}"], expected) < 1e-5, (name, plan)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_stages_have_no_graph_breaks_and_give_the_same(monkeypatch):
     compiled = case("compiled", pipe=2, patches=3, latent=(14, 5), steps=3)
     found = run_ranks(2, "tests.parallel_runtime.staged_run:run_cases", {"cases": [compiled], "compile": True})[0]

@@ -23,6 +23,7 @@ def count_blocks(transformer: nn.Module, spec: Any) -> int:
     return sum(len(list(blocks.children())) for blocks in find_modules(transformer, spec.block_lists).values())
 
 
+@pytest.mark.long_but_for("Wan", "SDXL")
 @pytest.mark.slow_but_for("PixArt")
 @pytest.mark.parametrize("name", [*STAGED, "SDXL"])
 @torch.no_grad()
@@ -41,7 +42,7 @@ def test_a_forward_is_counted_block_by_block_and_gives_the_same_output(name):
     assert list(transformer.state_dict()) == keys
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_blocks_without_graph_breaks_are_counted_as_well():
     transformer, pulse = build_transformer(layers=2), Pulse(CPU)
     expected = run(transformer, (5, 3), 7)

@@ -109,7 +109,7 @@ def sends_before_it_attends(mesh: Mesh) -> bool:
     return called == hop * (mesh.plan.ring - 1) + ["flash_attention_for_cpu"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_ring_has_no_graph_break_and_messages_travel_while_it_attends():
     totals = [24, 20, 25, 35, 49, 16, 13, 200]
     for result in run_ranks(2, f"{__name__}:run_compiled", {"totals": totals}):

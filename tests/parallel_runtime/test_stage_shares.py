@@ -61,6 +61,7 @@ def test_unlike_ranks_share_the_blocks_by_speed_with_the_same_result_and_one_wit
     assert torch.equal(first["afterwards"], first["unlike"])
 
 
+@pytest.mark.long_but_for("Wan", "SD3.5 medium")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STAGED)
 def test_the_predicted_keys_and_values_are_what_a_stage_keeps_or_a_little_more(name):

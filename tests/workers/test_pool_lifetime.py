@@ -226,7 +226,7 @@ def test_a_full_disk_under_the_log_keeps_the_last_lines_in_memory(tmp_path):
     assert log.tail() == "one\ntwo"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_log_that_cannot_be_made_is_no_reason_to_fail(faulty_pool, tmp_path, monkeypatch):
     (tmp_path / "logs").write_text("a file where the folder should be")
     monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path / "logs"))

@@ -59,7 +59,7 @@ def request(number: int, model: ModelRequest, client: PoolClient) -> None:
         assert client.forward(model, x, torch.tensor([0.5]), text).shape == x.shape
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_pool_does_not_grow(tmp_path, monkeypatch):
     monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
     path = write_diffusers_folder(tmp_path / "tiny", tiny_config(num_layers=1, num_single_layers=1))
