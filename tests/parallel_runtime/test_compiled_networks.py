@@ -106,7 +106,7 @@ def test_every_class_computes_compiled_what_it_does(part):
 
 
 @with_comfyui
-@pytest.mark.slow
+@pytest.mark.long
 def test_blocks_that_are_rewritten_compute_what_they_do():
     for found in compare(2, REWRITTEN, "rewritten"):
         names = ("linear_gelu", "norm_rotate", "block_attention_of_parts")

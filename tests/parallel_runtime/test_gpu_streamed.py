@@ -8,7 +8,7 @@ from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 
 CONFIG = tiny_config(num_layers=2, num_single_layers=3, num_attention_heads=2)
-DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda:0", marks=pytest.mark.gpu)]
+DEVICES = [pytest.param("cpu", marks=pytest.mark.long), pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)

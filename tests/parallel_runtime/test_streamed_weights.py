@@ -128,6 +128,7 @@ def test_a_lora_is_in_the_shares(files, tmp_path):
 
 
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
+@pytest.mark.long_but_for("common")
 @pytest.mark.slow
 @pytest.mark.parametrize("formats", [["plain", "int8_tensorwise"], OTHERS], ids=["common", "others"])
 def test_a_comfyui_network_gives_the_same_in_every_format(formats, tmp_path):
