@@ -51,11 +51,12 @@ lint: venv
 
 venv: $(VENV)/.installed
 
+# Modules are compiled when they are imported: pip would compile thousands more, for a minute.
 $(VENV)/.installed $(HOST_VENV)/.installed: requirements.txt tests/requirements.txt tests/versions.txt
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install --quiet --upgrade pip
-	$(@D)/bin/python -m pip install --quiet "$(TORCH)"
-	$(@D)/bin/python -m pip install --quiet -r requirements.txt -r tests/requirements.txt
+	$(@D)/bin/python -m pip install --quiet --no-compile "$(TORCH)"
+	$(@D)/bin/python -m pip install --quiet --no-compile -r requirements.txt -r tests/requirements.txt
 	touch $@
 
 clean:

@@ -41,7 +41,7 @@ def main() -> None:
         asked, held = Path(folder, "asked.txt"), Path(folder, "held.txt")
         asked.write_text(wanted((checkout / "requirements.txt").read_text(), VERSIONS.read_text()))
         held.write_text(f"torch=={version('torch')}\n")
-        pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile"]
         subprocess.run([*pip, "-r", str(asked), "-c", str(held)], check=True)
 
 
