@@ -26,7 +26,7 @@ def seconds_for(case: Case) -> float:
 
 def _step_seconds(case: Case) -> float:
     tokens = (case.size / 16) ** 2 + TEXT_TOKENS
-    # 74.4e12 operations at 1024 x 1024, a fifth of them in attention (docs/performance.md).
+    # 74.4e12 operations at 1024 x 1024, a fifth of them in attention.
     share = tokens / (4096 + TEXT_TOKENS)
     operations = 59.5e12 * share + 14.9e12 * share**2
     speed = OPERATIONS[case.compile] * case.ranks

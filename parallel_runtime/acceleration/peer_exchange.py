@@ -2,8 +2,8 @@
 
 One kernel reads query, key and value where they are and writes each head to the rank that attends with it, in the
 place where attention reads it; a second one writes the attended values back, in the place where they belong. NCCL
-copies into send buffers, through its channels and out again: for FLUX.1 on two H200s a block's exchange takes 190 us
-with NCCL (docs/performance.md).
+copies into send buffers, through its channels and out again: for FLUX.1 on two H200s a block's exchange took 190 us
+with NCCL; what a step gains is in docs/performance.md.
 
 passes.py gives the operator more to do where a block allows it:
 - norm and rotary embedding of query and key, in the kernel that writes them to the ranks;

@@ -1,8 +1,7 @@
 """Recordings of whole forwards: what a forward launches is recorded once and replayed as one launch.
 
-On several GPUs a step is so short that Python cannot launch its kernels fast enough (docs/performance.md has the
-numbers). A forward is recorded once per kind of call: shapes, dtypes, other arguments and mesh. One that is long has
-its launches hidden, and is not recorded.
+On several GPUs a step is so short that Python cannot launch its kernels fast enough. A forward is recorded once per
+kind of call: shapes, dtypes, other arguments and mesh. One that is long has its launches hidden, and is not recorded.
 """
 
 from __future__ import annotations

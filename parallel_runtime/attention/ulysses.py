@@ -5,7 +5,7 @@ functional all-to-all carries query, key and value together, a second one the at
 torch.compile(fullgraph=True), checked in the tests.
 
 The exchange is ours and not yunchang's: its all_to_all_5D and 4D copy before and after the collective, and once more
-under torch.compile, where an in-place collective becomes a functional one and a copy (measured: docs/performance.md).
+under torch.compile, where an in-place collective becomes a functional one and a copy.
 Here the wire has the tokens outermost, so what arrives already is the whole sequence and attention reads it as
 strided views; what is sent is written in wire order by the kernel that makes it. Uneven shares are padded on the wire
 only: no padded key is ever attended.

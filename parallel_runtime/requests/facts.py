@@ -212,8 +212,8 @@ CPU = MachineFacts("CPU", 0.05, 0.03, 1e6, 0, LinkFacts("host memory", 1e6, 0.0,
 splits there whatever it can split."""
 
 _GPUS = (
-    # Part of the name; sustained TFLOP/s in matrix products and attention, GB/s of memory. H200: measured
-    # (docs/performance.md). The others: data sheets, scaled by what the H200 sustains of its own.
+    # Part of the name; sustained TFLOP/s in matrix products and attention, GB/s of memory. H200: measured.
+    # The others: data sheets, scaled by what the H200 sustains of its own.
     ("B200", 1500.0, 1100.0, 7000.0),
     ("H200", 685.0, 575.0, 4200.0),
     ("H100", 640.0, 540.0, 2900.0),
