@@ -20,7 +20,7 @@ from .shared_blocks import SharedBlocks
 
 
 class BlockStream:
-    """See the module.
+    """Brings blocks of weights to their places, two ahead of the one that runs.
 
     Args:
         shared: where blocks come from.
