@@ -23,7 +23,7 @@ from .runner import StageRunner, flatten_rows
 
 @dataclass
 class _PatchRun:
-    """One patch's sampler run, on every rank; it goes on on the last stage only."""
+    """One patch's sampler run, on every rank; it goes on on the last stage only. `evaluation` is masked."""
 
     patch: Patch
     run: Steps
@@ -39,7 +39,7 @@ class _PatchRun:
         patch."""
         denoised = self.denoiser.finish(self.evaluation, [output.float() for output in outputs])
         try:
-            self.evaluation = self.run.send(denoised)
+            self.evaluation = self.denoiser.masked(self.run.send(denoised))
         except StopIteration as finished:
             return finished.value, denoised
         return self.model_input, denoised
@@ -116,7 +116,8 @@ class PipelineDenoising:
             source = self._denoising.noise(rows)
             noise = None if source is None else PartNoise(source, rows, patch.band)
             run = sampler.steps(rows[patch.band], self._tensors["sigmas"], noise, prediction)
-            runs.append(_PatchRun(patch, run, next(run), denoiser.part(patch.band)))
+            part = denoiser.part(patch.band)
+            runs.append(_PatchRun(patch, run, part.masked(next(run)), part))
         return runs
 
     def _evaluations(self) -> list[Evaluation]:

@@ -93,7 +93,7 @@ class Inpaint:
 class Denoiser:
     """`denoise(evaluation)`: what samplers call, made of `predict`. Works on any part of a latent.
 
-    A pipeline, in which other ranks run the transformer, uses `model_input` and `finish` instead of the call.
+    A pipeline, in which other ranks run the transformer, uses `masked`, `model_input` and `finish` instead of the call.
 
     Args:
         predict: see `Predict`; may return a lower precision, the latent stays in x's.
@@ -116,23 +116,24 @@ class Denoiser:
         """Return the denoised latent, shape and dtype of the evaluation's x."""
         # float32 up to the embedder: a timestep rounded to bf16 is a different timestep.
         timestep = self.timesteps[evaluation.level].float().expand(evaluation.x.shape[0])
-        return self.finish(evaluation, self.predict(self.model_input(evaluation), timestep))
+        masked = self.masked(evaluation)
+        return self.finish(masked, self.predict(self.model_input(masked), timestep))
 
-    def model_input(self, evaluation: Evaluation) -> torch.Tensor:
+    def masked(self, evaluation: Evaluation) -> Evaluation:
+        """The evaluation of the latent in which what the mask keeps stands, once for each."""
+        if self.inpaint is None:
+            return evaluation
+        return replace(evaluation, x=self.inpaint.before(evaluation.x, evaluation.sigma, self.prediction))
+
+    def model_input(self, masked: Evaluation) -> torch.Tensor:
         """Return what the transformer is to see, (B, C, ...) float32."""
-        return self.prediction.model_input(self._inpainted(evaluation), evaluation.sigma)
+        return self.prediction.model_input(masked.x, masked.sigma)
 
-    def finish(self, evaluation: Evaluation, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    def finish(self, masked: Evaluation, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the denoised latent from the outputs of the CFG branches, read against the latent before scaling."""
-        x = self._inpainted(evaluation)
-        branches = [self.prediction.denoised(x, output, evaluation.sigma) for output in outputs]
+        branches = [self.prediction.denoised(masked.x, output, masked.sigma) for output in outputs]
         denoised = combine_branches(branches, self.cfg)
         return denoised if self.inpaint is None else self.inpaint.after(denoised)
-
-    def _inpainted(self, evaluation: Evaluation) -> torch.Tensor:
-        if self.inpaint is None:
-            return evaluation.x
-        return self.inpaint.before(evaluation.x, evaluation.sigma, self.prediction)
 
     def part(self, index: Any) -> Denoiser:
         """The same for a part of the latent, named by a tensor index."""
