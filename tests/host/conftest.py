@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.comfyui_networks.formats import FORMATS
 
 from .find_host import Host, NoHost, find_host
 from .workflow import MODEL
@@ -68,21 +71,22 @@ def left_light(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def has_format(host) -> Callable[[str], bool]:
+def has_format(host) -> Iterator[Callable[[str], bool]]:
     """Whether this ComfyUI has a format of quantised weights; a file of the tests' model in it is there then."""
     folder = host.base / "models" / "diffusion_models"
     script = Path(__file__).parents[1] / "comfyui_networks" / "formats.py"
     environment = {**os.environ, "PYTHONPATH": host.host.python_path}
 
+    @functools.cache
     def write(name: str) -> bool:
-        if (folder / f"{name}.safetensors").is_file():  # for another test
-            return True
         command = [host.host.python, str(script), str(host.host.path), str(folder / MODEL), str(folder), name]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1]) == [name]
 
-    return write
+    yield write
+    for name in FORMATS:
+        (folder / f"{name}.safetensors").unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module")
