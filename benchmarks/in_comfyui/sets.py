@@ -15,6 +15,7 @@ from .journey_verdict import NATIVE as NATIVE_JOURNEY
 from .measures import journey
 from .measures.controlnet import controlnet
 from .measures.distances import distances
+from .measures.encoder import encoder
 from .measures.experts import experts
 from .measures.faults import cancel, fault, kill_rank, stop_rank
 from .measures.limit import limited
@@ -30,7 +31,7 @@ from .whole_prompts import WHOLE
 
 SETS = (
     "quick", "families", "memory", "experts", "lora", "controlnet", "faults",
-    "host_networks", "memory_limit", "journey", "distances", "loops", "vae", "prompts", "pools",
+    "host_networks", "memory_limit", "journey", "distances", "loops", "vae", "prompts", "encoder", "pools",
 )  # fmt: skip
 SECONDS = {
     "quick": 350.0,
@@ -45,10 +46,10 @@ SECONDS = {
     "prompts": 1500.0,
 }
 """Of a whole set, by default `USUAL`."""
-ALONE = ("host_networks", "memory_limit", "journey", "distances", "loops", "vae", "prompts", "pools")
+ALONE = ("host_networks", "memory_limit", "journey", "distances", "loops", "vae", "prompts", "encoder", "pools")
 """Sets that "all" leaves out."""
 USUAL = 470.0
-SPARE = {"prompts": 40.0}
+SPARE = {"prompts": 40.0, "encoder": 11.0}
 """Gigabytes of the disk that a set's text encoders and VAEs take beside its models, by default few."""
 NATIVE = Way()
 SMALL = ("klein", "sd35", "sdxl", "wan1")
@@ -215,6 +216,14 @@ def _vae(one: str, many: str) -> Iterator[Measure]:
             yield Measure(f"vae {name} {way.devices or 'native'}", (), 120, run, way.gpus)
 
 
+def _encoder(one: str, many: str) -> Iterator[Measure]:
+    """On cards for which FLUX.1 and its text encoder are too large together; the pool is on the first."""
+    way = Way(one)
+    for place in (0, 1):
+        run = partial(limited, measure=partial(encoder, file="own-flux", way=way, place=place), way=way, gib=32)
+        yield Measure(f"encoder own-flux gpu:{place}", ("own-flux",), 120, run, 2)
+
+
 def _pools(one: str, many: str) -> Iterator[Measure]:
     yield Measure("pools flux", ("flux",), 150, partial(pools, file="flux"), 2)
 
@@ -246,5 +255,6 @@ _MAKERS = {
     "loops": _loops,
     "vae": _vae,
     "prompts": _prompts,
+    "encoder": _encoder,
     "pools": _pools,
 }

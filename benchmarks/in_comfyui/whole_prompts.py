@@ -89,13 +89,18 @@ def whole_graph(whole: Whole, way: Way, picture: Picture, words: str, parallel_v
     graph = {name: content for name, content in graph.items() if name not in (MARK, SAVE)}
     return {
         **graph,
-        **_texts(whole, words, graph["positive"] if small else None),
+        **texts(whole, words, graph["positive"] if small else None),
         **_decoded(graph, last, whole.vae_of(small), parallel_vae),
         **_saved(whole),
     }
 
 
-def _texts(whole: Whole, words: str, stand_in: Mapping[str, object] | None) -> Graph:
+def texts(whole: Whole, words: str, stand_in: Mapping[str, object] | None) -> Graph:
+    """What encodes its text.
+
+    Args:
+        stand_in: a node of random text in whose place the smallest encoder runs; None: the family's own encoders.
+    """
     names = whole.encoders if stand_in is None else SMALL
     kind = whole.type if stand_in is None else "stable_diffusion"
     files = [ENCODERS[name].file for name in names]

@@ -20,6 +20,6 @@ def limited(bench: Bench, found: Found, measure: Callable[[Bench, Found], None],
             measure(bench, found)
         finally:
             if gib:
-                found["way"] = f"{way.title}, {gib:.0f} GiB"
+                found["way"] = f"{found.get('way', way.title)}, {gib:.0f} GiB"
             found["peak GiB"] = dict(most)
             bench.server.api.free()

@@ -38,7 +38,7 @@ def prompts(bench: Bench, found: Found, file: str, way: Way, parallel_vae: bool)
         bench.server.api.stop_pools()
         bench.wait(2)
     make_vaes(bench, (whole.vae_of(bench.cpu),))
-    _make_encoders(bench, SMALL if bench.cpu else whole.encoders)
+    make_encoders(bench, whole)
     words = 0
 
     def run(what: str) -> Run:
@@ -86,8 +86,9 @@ def seconds_of_parts(graph: Graph, run: Run) -> dict[str, float]:
     return {name: round(seconds, 3) for name, seconds in parts.items()}
 
 
-def _make_encoders(bench: Bench, names: tuple[str, ...]) -> None:
-    """Have the files of these encoders, and no others: the disk is small."""
+def make_encoders(bench: Bench, whole: Whole) -> None:
+    """Have the files of its encoders, and no others: the disk is small."""
+    names = SMALL if bench.cpu else whole.encoders
     folder = bench.server.base / "models" / "text_encoders"
     wanted = {ENCODERS[name].file for name in names}
     for path in folder.iterdir():
