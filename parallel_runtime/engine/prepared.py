@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
@@ -32,13 +31,6 @@ def require_same(name: str, agreed: Agreed, path: str) -> None:
         )
 
 
-class Rows(NamedTuple):
-    """A part of a tensor: rows of dim 0, and of dim 1 where not all, from one to before the other."""
-
-    first: tuple[int, int]
-    second: tuple[int, int] | None = None
-
-
 @dataclass(kw_only=True)
 class Prepared:
     """A request that this rank is ready to run. `run` is called on all ranks or on none.
@@ -49,7 +41,6 @@ class Prepared:
         offers: what this rank has or can do where ranks may differ and must act alike; `agreed` is the least of all
             ranks' offers under each name.
         cancelled: the last run ended because the ranks agreed to stop.
-        own_rows: what this rank reads of a tensor of which it does not read all, by name.
         takes_part: this rank has a part in the run, and is not outside of its plan.
     """
 
@@ -57,7 +48,6 @@ class Prepared:
     undo: Callable[[], None] = lambda: None
     offers: Mapping[str, int] = field(default_factory=dict)
     cancelled: bool = False
-    own_rows: Mapping[str, Rows] = field(default_factory=dict)
     takes_part: bool = True
 
     def names(self, networks: Set[int]) -> bool:

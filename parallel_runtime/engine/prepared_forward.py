@@ -9,8 +9,6 @@ from typing import Any
 from ..denoising.predict import Call, Predictor
 from ..errors import RequestError
 from ..networks.comfyui.comfy_network import ComfyNetwork
-from ..networks.network import Network
-from ..networks.shares import share_of_batch
 from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import forward_once
 from ..pipefusion.runner import StageRunner
@@ -19,7 +17,7 @@ from ..requests.control import Control
 from ..requests.requests import INVOKABLE, Forward, Invoke, residual_name
 from ..requests.trees import restore
 from ..said import said
-from .prepared import Agreed, Outcome, Prepared, Results, Rows, Tensors
+from .prepared import Agreed, Outcome, Prepared, Results, Tensors
 from .rank_state import Placed, RankState
 from .request_checks import check_stages, require_memory
 from .resident import Resident
@@ -69,28 +67,9 @@ class RepeatedForward(Prepared):
         elif network is not None:
             predict = Predictor(network, network.mesh, tried=self.told)
             results["output"] = predict([Call(x, timestep, conditioning)])[0]
-        if self.residuals is not None and links is None:
-            self.own_rows = self._rows_read(network, tensors, conditioning)
         answer = state.finished(placed, repeated=self.told)
         self.told = True
         return answer, results
-
-    def _rows_read(self, network: Network | None, tensors: Tensors, conditioning: Conditioning) -> dict[str, Rows]:
-        """Of each residual: the next steps are of the same shapes and plan, so this rank reads the same rows."""
-        names = [name for name in tensors if name.startswith(residual_name(""))]
-        if network is None:
-            return dict.fromkeys(names, Rows((0, 0)))
-        batch = tensors["x"].shape[0]
-        together = conditioning.together or network.rows_together
-        own = (0, batch) if together else share_of_batch(batch, network.mesh, conditioning.rows_at_once(batch))
-        form = restore(self.residuals, [residual_name(place) for place in range(len(names))])
-        lengths = {name: tensors[name].shape[1] for name in names if tensors[name].ndim > 1}
-        tokens = network.residual_rows(form, lengths) if own[0] < own[1] else {}
-        found = {}
-        for name in names:
-            rows = len(tensors[name])
-            found[name] = Rows(own if rows == batch else (0, rows), tokens.get(name))
-        return {name: each for name, each in found.items() if each != Rows((0, len(tensors[name])))}
 
 
 def prepare_forward(state: RankState, request: Forward, resident: Resident, meta: Tensors) -> Prepared:

@@ -189,7 +189,6 @@ class CutBlock:
         if needs_all or not (streams.enough or split.patch):  # of a handful of tokens every rank computes all
             if blocks.path in split.pending:
                 raise self._unlike("needs all tokens, where the one before it did not")
-            split.note(blocks.path, lengths, None)
             return self._compute(args, kwargs)
         by_guide = any(is_guide_mask(call[name]) for name in blocks.rows)
         self._own.cut(call, whole, streams, split.joined)
@@ -220,7 +219,6 @@ class CutBlock:
             else self._whole_again(output, name, shapes[name], whole[name], shares[name], gather)
             for name, output in zip(blocks.returns, outputs, strict=True)
         ]
-        split.note(blocks.path, lengths, None if gather else streams)
         (split.pending.discard if gather or split.patch else split.pending.add)(blocks.path)
         return type(returned)(made) if isinstance(returned, (tuple, list)) else made[0]
 

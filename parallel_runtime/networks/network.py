@@ -87,10 +87,6 @@ class Network:
         """One call in ComfyUI's convention. Collective over the sequence group."""
         raise NotImplementedError
 
-    def residual_rows(self, residuals: Any, tokens: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """Which rows of a ControlNet's residuals this rank read in the last call; none where it takes no residuals."""
-        return {}
-
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape that `predict` gives for an x of that shape."""
         raise NotImplementedError

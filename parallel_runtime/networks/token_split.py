@@ -15,7 +15,6 @@ from ..mesh.mesh import Mesh
 from ..replaced import replaced
 from .latent_patches import LatentPatch
 from .modulation import Modulation
-from .residual_rows import Noted, Notes
 from .sequence_attention import AttendedTokens
 from .shares import Streams, gather_shares
 from .tables.blocks import Blocks
@@ -65,8 +64,6 @@ class TokenSplit:
         self._read: list[Any] = []
         self.pending: set[str] = set()
         """Lists of blocks of which the last has not run: their output is this rank's share still."""
-        self.noted: Notes | None = None
-        """What the blocks of the last forward had; None where none ran since it was taken."""
         self.set_mesh(mesh)
 
     def share_out(self, blocks: Blocks, lengths: Mapping[str, int]) -> Streams:
@@ -99,26 +96,12 @@ class TokenSplit:
         self.pending.clear()
         self.joined.clear()
         self._read = []
-        self.noted = {}
         self.keeps = False
 
     def end(self) -> None:
         """A forward has ended: let go of what blocks had in common."""
         self.modulation.end()
         self.joined.clear()
-
-    def note(self, path: str, lengths: Mapping[str, int], streams: Streams | None) -> None:
-        """A block of a list has run.
-
-        Args:
-            lengths: argument -> its tokens.
-            streams: of these; None where this rank has all that the block returned.
-        """
-        own = None
-        if streams is not None:
-            own = {name: streams.only(index).intervals()[0] for index, name in enumerate(lengths)}
-        if self.noted is not None:
-            self.noted.setdefault(path, []).append(Noted(lengths, own))
 
     def read(self) -> list[Any]:
         """What attention reads beside arguments and weights, in this forward; a recording keeps it alive."""

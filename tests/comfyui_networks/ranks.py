@@ -21,8 +21,6 @@ from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.prepared_network import ask_the_split
 from parallel_runtime.networks.cut_blocks import cut_blocks, unknown_blocks
 from parallel_runtime.networks.modulation import ReadyLayer
-from parallel_runtime.networks.residual_rows import rows_read
-from parallel_runtime.networks.tables.blocks import Blocks
 from parallel_runtime.networks.tables.comfyui import find_network
 from parallel_runtime.networks.token_split import TokenSplit
 from tests.unwritten_memory import fill_with_nan
@@ -84,7 +82,6 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], plans: l
         for plan, mesh in meshes.items():
             split.set_mesh(mesh)
             for each, whole in expected.items():
-                split.noted = {}
                 split.modulation.begin(mesh)
                 with (
                     mock.patch.object(split, "running", wraps=split.running) as running,
@@ -96,11 +93,6 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], plans: l
                 assert running.called != (each in made.whole), (name, each)
                 assert not split.pending
                 found[name][f"{plan}, {each}"] = _difference(shared, whole)
-                if made.calls[each].get("control") is not None:
-                    given = _without_unread(made.calls[each]["control"], data.blocks, split, each in made.whole)
-                    made.calls[f"{each}, own rows"] = made.calls[each] | {"control": given}
-                    shared = call(made, f"{each}, own rows", attention)
-                    found[name][f"{plan}, {each}, own rows"] = _difference(shared, whole)
         assert described.head_dim == max(attention.widths), name
         dist.barrier()
     return {"differences": found, "classes": sorted(classes)}
@@ -116,18 +108,3 @@ def _assert_shared_out(layers: Sequence[ReadyLayer], own: Sequence[ReadyLayer]) 
 
 def _difference(shared: torch.Tensor, whole: torch.Tensor) -> float:
     return float((shared - whole).abs().max() / whole.abs().max())
-
-
-def _without_unread(control: dict[str, Any], lists: Sequence[Blocks], split: TokenSplit, whole: bool) -> dict[str, Any]:
-    """A ControlNet's residuals with NaN where this rank is said not to read."""
-    names = {key: [f"{key} {index}" for index in range(len(each))] for key, each in control.items()}
-    tokens = {f"{key} {index}": tensor.shape[1] for key, each in control.items() for index, tensor in enumerate(each)}
-    read = rows_read(lists, split.noted or {}, names, tokens)
-    has_data = any(blocks.control for blocks in lists)
-    assert bool(read) == (has_data and not whole), read
-    given = {key: [tensor.clone() for tensor in each] for key, each in control.items()}
-    for key, each in given.items():
-        for index, tensor in enumerate(each):
-            start, stop = read.get(f"{key} {index}", (0, tensor.shape[1]))
-            tensor[:, :start] = tensor[:, stop:] = float("nan")
-    return given

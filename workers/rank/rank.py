@@ -118,7 +118,7 @@ class Rank:
             segment = self.client_memory.of(job)
             if segment is not None and self.client_memory.for_all:
                 # Every rank copies for itself: nothing to wait for.
-                tensors, copied = take_copy(job.tensors, segment.request, self.device, prepared.own_rows)
+                tensors, copied = take_copy(job.tensors, segment.request, self.device)
             else:
                 payload = frame.payload if segment is None else segment.request
                 tensors, copied = share(job.tensors, payload, self.device, self.engine.world_size), None

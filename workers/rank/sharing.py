@@ -5,13 +5,10 @@ Of the rank processes alone: ComfyUI's does not import torch.distributed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-
-from parallel_runtime.engine.prepared import Rows
 
 from ..wire.frames import tensor_bytes
 from ..wire.protocol import Job, TensorSpec
@@ -69,43 +66,11 @@ def share(
 
 
 def take_copy(
-    specs: Sequence[TensorSpec],
-    memory: torch.Tensor,
-    device: torch.device,
-    own_rows: Mapping[str, Rows] = MappingProxyType({}),
+    specs: Sequence[TensorSpec], memory: torch.Tensor, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], torch.cuda.Event | None]:
-    """The named tensors, copied to `device`; `memory` begins with them, and holds still until the event, if any.
-
-    Args:
-        own_rows: what is copied of a tensor of which not all is read; the rest of it is zero.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    together: list[TensorSpec] = []
-    start = place = 0
-    for spec in specs:
-        size = tensor_bytes(spec)
-        rows = own_rows.get(spec.name)
-        if rows is not None:
-            tensors |= unpack(together, memory[start:place].to(device, non_blocking=True, copy=True))
-            tensors[spec.name] = _copy_rows(spec, memory[place : place + size], device, rows)
-            together, start = [], place + size
-        else:
-            together.append(spec)
-        place += size
-    tensors |= unpack(together, memory[start:place].to(device, non_blocking=True, copy=True))
+    """The named tensors, copied to `device`; `memory` begins with them, and holds still until the event, if any."""
+    total = sum(tensor_bytes(spec) for spec in specs)
+    tensors = unpack(specs, memory[:total].to(device, non_blocking=True, copy=True))
     if device.type != "cuda":
         return tensors, None
     return tensors, torch.cuda.current_stream(device).record_event()
-
-
-def _copy_rows(spec: TensorSpec, data: torch.Tensor, device: torch.device, rows: Rows) -> torch.Tensor:
-    """One copy for each row of dim 0: what lies apart would be joined on the host first."""
-    copy = unpack((spec,), torch.zeros(data.numel(), dtype=torch.uint8, device=device))[spec.name]
-    begin, end = rows.second or (0, spec.shape[1] if len(spec.shape) > 1 else 1)
-    if not data.numel() or begin >= end:
-        return copy
-    shape = (spec.shape[0], spec.shape[1] if len(spec.shape) > 1 else 1, -1)
-    source, target = data.view(shape), copy.view(-1).view(torch.uint8).view(shape)
-    for row in range(*rows.first):
-        target[row, begin:end].copy_(source[row, begin:end], non_blocking=True)
-    return copy

@@ -13,12 +13,10 @@ from ...attention.choice import measurements, resolve_kernel
 from ...config import COMFYUIS
 from ...errors import UnsupportedModelError
 from ...mesh.mesh import single_rank_mesh
-from ...requests.conditioning import CONTROL
 from ...requests.patches import CARRIED
 from ...said import said
 from ..block_attention import Suited
 from ..network import Network
-from ..residual_rows import ResidualRows, kind_of, rows_read
 from ..tables.blocks import LATENT_SHAPES
 from .description import Described
 from .live_patches import LivePatches, act_between_blocks
@@ -62,7 +60,6 @@ class ComfyNetwork(Network):
         self._data = described.data
         self._latent = latent
         self._patches = LivePatches(held.device)
-        self._residual_rows = ResidualRows()
         if compile and described.data is not None:
             self._compile(held.network)
         # A recording would read what the network kept where that was, whatever became of it.
@@ -85,18 +82,7 @@ class ComfyNetwork(Network):
             UnsupportedModelError: the network did not run as its data says.
         """
         # What functions of nodes do in a call (remember, look at values) is in no recording.
-        patched = _patched(conditioning)
-        self._split.noted = None
-        output: torch.Tensor = self.record_or_call(x, timestep, dict(conditioning), at_once=patched)
-        if CONTROL in conditioning:
-            kind = None if patched else kind_of(x, conditioning, self.mesh)
-            self._residual_rows.called(kind, self._split.noted)
-        return output
-
-    def residual_rows(self, residuals: Any, tokens: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """Which rows of a ControlNet's residuals this rank read in the last call; see `rows_read`."""
-        lists = self._data.blocks if self._data is not None else ()
-        return rows_read(lists, self._residual_rows.last, residuals, tokens)
+        return self.record_or_call(x, timestep, dict(conditioning), at_once=_patched(conditioning))
 
     def call_at_once(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: dict[str, Any]) -> torch.Tensor:
         """What `predict` does, without recording."""

@@ -63,8 +63,6 @@ class Blocks:
             O1).
         modulations: argument -> submodules: linear layers that get SiLU of it, or of its first rows, and nothing else;
             alike for all tokens, and the same tensor for all blocks. A block may lack some of them.
-        control: (key, stream, stream of another list) of a ControlNet's residuals: those under the key are added to a
-            stream behind each block, from its first token or behind as many as the other stream has.
         skips: blocks of the second half of the network's only list take the output of their mirror image in the first,
             but for the two in the middle.
         latent: for a network with stages the stream of the latent's tokens, row by row: alone in the list that runs
@@ -96,7 +94,6 @@ class Blocks:
     patched: tuple[str, ...] = ()
     kept: str = ""
     modulations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    control: tuple[str, ...] = ()
     skips: bool = False
     latent: str = ""
 

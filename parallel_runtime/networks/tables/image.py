@@ -11,13 +11,13 @@ FLUX = (
     Blocks(
         "double_blocks", {"txt": 1, "img": 1}, ("img", "txt"), joint={"pe": 2},
         segments={"modulation_dims_img": "img", "modulation_dims_txt": "txt"}, alike=("vec", "attn_mask", *OPTIONS),
-        modulations={"vec": ("img_mod.lin", "txt_mod.lin")}, control=("input", "img"), latent="img",
+        modulations={"vec": ("img_mod.lin", "txt_mod.lin")}, latent="img",
         unless={"flipped_img_txt": True},  # HunyuanVideo of ComfyUI 0.8.0 has the picture's tokens before the text's
     ),
     Blocks(
         "single_blocks", {"x": 1}, ("x",), joint={"pe": 2}, segments={"modulation_dims": "x"},
         alike=("vec", "attn_mask", *OPTIONS), modulations={"vec": ("modulation.lin",)},
-        control=("output", "x", "txt"), latent="x",
+        latent="x",
     ),
 )  # fmt: skip
 
@@ -26,7 +26,7 @@ _QWEN_IMAGE = Blocks(
     ("encoder_hidden_states", "hidden_states"), joint={"image_rotary_emb": 2},
     rows={"encoder_hidden_states_mask": ("encoder_hidden_states", 1)},
     border={"timestep_zero_index": "hidden_states"}, alike=("temb", *OPTIONS),
-    modulations={"temb": ("img_mod.1", "txt_mod.1")}, control=("input", "hidden_states"),
+    modulations={"temb": ("img_mod.1", "txt_mod.1")},
     latent="hidden_states",
 )  # fmt: skip
 
@@ -81,7 +81,7 @@ PREDICT_2 = Blocks(
 _LENS = Blocks(
     "transformer_blocks", {"hidden_states": 1, "encoder_hidden_states": 1}, ("encoder_hidden_states", "hidden_states"),
     joint={"freqs_cis": 2, "attention_mask": 3}, alike=("temb", *OPTIONS),
-    modulations={"temb": ("img_mod.1", "txt_mod.1")}, control=("input", "hidden_states"),
+    modulations={"temb": ("img_mod.1", "txt_mod.1")},
 )  # fmt: skip
 
 _JOY = Blocks(
@@ -92,7 +92,7 @@ _JOY = Blocks(
 _SD3 = Blocks(
     "joint_blocks", {"context": 1, "x": 1}, ("context", "x"), positional=("context", "x"), alone="x",
     again="x_block.attn2",
-    alike=("c", "use_checkpoint", *OPTIONS), control=("output", "x"),
+    alike=("c", "use_checkpoint", *OPTIONS),
     modulations={"c": ("context_block.adaLN_modulation.1", "x_block.adaLN_modulation.1")}, latent="x",
 )  # fmt: skip
 
