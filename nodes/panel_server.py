@@ -18,7 +18,6 @@ from .model_nodes import REFUSED
 from .node_text import SHOWN, in_canvas_language
 from .panel.actions import ACTIONS, keep_house
 from .panel.diagnostics import read_newest, write_diagnostics
-from .panel.encoder_gpu import place_here
 from .panel.live import Live
 from .panel.settings import default_config, read_settings
 from .panel.status import clean, read_status
@@ -66,10 +65,6 @@ def serve_panel() -> None:
             return web.json_response({"error": "A text is wanted."}, status=400)
         known = {str(said).strip(): said for said in list(LAST)}
         return web.json_response(known[text].to_data() if text in known else [text, text, {}])
-
-    @routes.post("/parallel_dit/encoders")
-    async def encoders(request: web.Request) -> web.Response:
-        return web.json_response({"places": await asyncio.to_thread(place_here, await _read(request))})
 
     @routes.post("/parallel_dit/watch")
     async def watch(request: web.Request) -> web.Response:

@@ -6,7 +6,6 @@ import { showNotice } from "./notice.js";
 import { isUsed, obstacles, refusedNodes } from "./obstacles.js";
 import { counterpart, fileOf, replaceLoaders } from "./replace_loaders.js";
 import { say } from "./words.js";
-import { clipOffers, putClipsOnGpus, takeClipsBack } from "./workflow_clips.js";
 import { Connections } from "./workflow_graphs.js";
 import { PARALLEL, putBehindLoaders, takeAllAway, vaeSlot } from "./workflow_vaes.js";
 
@@ -50,25 +49,18 @@ export async function convert(toOurs, only = null, vaes = false) {
   const ask = (message, itemList, type = "default") =>
     app.extensionManager.dialog.confirm({ title, message, itemList, type });
   const moved = moveVaes(structuredClone(workflow));
-  const back = toOurs || only ? 0 : takeClipsBack(structuredClone(workflow));
-  const offers = toOurs ? await clipOffers(workflow, chosen) : [];
-  const some = chosen.length + moved + back > 0;
-  if (!some && !stays.length && !offers.length) return toast("info", say(toOurs ? "nothingToDo" : "nothingBack"));
+  const some = chosen.length + moved > 0;
+  if (!some && !stays.length) return toast("info", say(toOurs ? "nothingToDo" : "nothingBack"));
   if (stays.length) {
     const message = say((toOurs ? "stays" : "keeps") + (some ? "Some" : "All"));
     if (!(await ask(message, stays, some ? "default" : "info")) || !some) return;
   }
-  const agreed = offers.length > 0 && (await ask(say("clipOffer"), offers.map((each) => each.text)));
-  if (!some && !agreed) return;
   replaceLoaders(workflow, chosen, toOurs, defaultTitle);
   moveVaes(workflow);
-  if (agreed) putClipsOnGpus(workflow, offers);
-  if (back) takeClipsBack(workflow);
   await showInstead(workflow);
   // Not as a toast, which would cover what ComfyUI says of files that are missing.
   const text = say(vaes ? "movedVae" : toOurs ? "moved" : "movedBack", { count: chosen.length, vaes: moved });
-  const clips = agreed ? ` ${say("movedClips", { count: offers.length })}` : "";
-  showNotice("success", title, text + clips, [], SECONDS_SHOWN);
+  showNotice("success", title, text, [], SECONDS_SHOWN);
 }
 
 // As a redo of the frontend does it, so that it is one step to undo; the view and the pictures stay.

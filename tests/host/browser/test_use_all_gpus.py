@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from benchmarks.template_coverage.installed import installed_version, read_templates
 from benchmarks.template_coverage.totals import judge_all
-from nodes.panel.encoder_gpu import place_encoders
 from tests.template_graphs import Graph, load, sample, save
 
 from .conversion import convert_and_compare, press, touch_files
@@ -240,126 +237,3 @@ def test_vaes_go_to_all_gpus_as_well_once_and_come_back(canvas, subgraph):
     for _ in range(canvas.steps() - steps):  # more than one where nodes of a new graph still settle
         canvas.undo()
     assert canvas.run(_VAES) == before
-
-
-GIB = 1 << 30
-_WITH_GPUS = """(gpus) => {
-  const input = LiteGraph.registered_node_types.SelectCLIPDevice.nodeData.input.required;
-  input.device = [input.device[0], { ...input.device[1], options: ["default", "cpu", ...gpus] }];
-}"""
-
-
-@contextmanager
-def pretended_gpus(canvas, count: int) -> Iterator[list[Any]]:
-    """The server answers as one with GPUs of 24 GiB, whose pool has the first two; yields what it was asked."""
-    asked: list[Any] = []
-    gpus = [{"index": index, "total": 24 * GIB, "others": 0} for index in range(count)]
-    sizes = {"t5.safetensors": 9 * GIB, "clip_l.safetensors": GIB // 4, "flux.safetensors": 22 * GIB}
-
-    def answer(route: Any) -> None:
-        asked.append(json.loads(route.request.post_data))
-        told = {"gpus": gpus, "pools": []}
-        places = place_encoders(asked[-1], told, lambda kind, name: sizes.get(name, 0), (0, 1), 0, GIB)
-        route.fulfill(json={"places": places})
-
-    canvas.page.route("**/parallel_dit/encoders", answer)
-    canvas.run(_WITH_GPUS, [f"gpu:{index}" for index in range(count)] if count > 1 else [])
-    try:
-        yield asked
-    finally:
-        canvas.page.unroute("**/parallel_dit/encoders")
-        canvas.run(_WITH_GPUS, [])
-
-
-def with_encoders(subgraph: bool) -> str:
-    """Makes FLUX.1 with two texts of a Load CLIP, in a subgraph, if wished, and one of another by way of a LoRA."""
-    return f"""() => {{
-      app.graph.clear();
-      const make = (type, values) => {{
-        const node = LiteGraph.createNode(type);
-        app.graph.add(node);
-        values.forEach((value, index) => node.widgets[index].value = value);
-        return node;
-      }};
-      const model = make("UNETLoader", ["flux.safetensors"]);
-      const sampler = make("KSampler", []);
-      const clip = make("DualCLIPLoader", ["t5.safetensors", "clip_l.safetensors", "flux"]);
-      const texts = ["", "", ""].map((text) => make("CLIPTextEncode", [text]));
-      const other = make("CLIPLoader", ["t5.safetensors"]);
-      const lora = make("LoraLoader", []);
-      const lead = (from, slot, to, name) => from.connect(slot, to, to.findInputSlot(name));
-      lead(model, 0, sampler, "model");
-      for (const text of texts.slice(0, 2)) lead(clip, 0, text, "clip");
-      lead(texts[0], 0, sampler, "positive");
-      lead(texts[1], 0, sampler, "negative");
-      lead(other, 0, lora, "clip");
-      lead(lora, 1, texts[2], "clip");
-      if ({str(subgraph).lower()}) app.graph.convertToSubgraph(new Set([clip, texts[0]]));
-    }}"""
-
-
-_OFFERED = """async ([agrees, vaes]) => {
-  const { convert } = await import("/extensions/parallel-dit/js/use_all_gpus.js");
-  const confirm = app.extensionManager.dialog.confirm;
-  const said = [];
-  app.extensionManager.dialog.confirm = async ({ itemList }) => (said.push(...itemList), agrees);
-  try { await convert(true, null, vaes); } finally { app.extensionManager.dialog.confirm = confirm; }
-  return said;
-}"""
-
-
-def ways_of_clips(canvas) -> list[str]:
-    """How each text gets its CLIP: types of nodes, with their device."""
-
-    def way(prompt, name) -> str:
-        node = prompt[name]
-        given = node["inputs"].get("clip")
-        own = " ".join([node["class_type"], *([node["inputs"]["device"]] if "Select" in node["class_type"] else [])])
-        return own if given is None else f"{own} < {way(prompt, given[0])}"
-
-    prompt = canvas.prompt()
-    return sorted(way(prompt, name) for name, node in prompt.items() if node["class_type"] == "CLIPTextEncode")
-
-
-BEFORE = ["CLIPTextEncode < DualCLIPLoader"] * 2 + ["CLIPTextEncode < LoraLoader < CLIPLoader"]
-AFTER = ["CLIPTextEncode < LoraLoader < CLIPLoader"] + ["CLIPTextEncode < SelectCLIPDevice gpu:2 < DualCLIPLoader"] * 2
-
-
-@pytest.mark.parametrize("subgraph", [False, True])
-def test_a_text_encoder_that_does_not_fit_beside_the_model_is_offered_another_gpu(canvas, subgraph):
-    canvas.run(with_encoders(subgraph))
-    canvas.load(canvas.saved())
-    before = canvas.saved()
-    assert ways_of_clips(canvas) == BEFORE
-    with pretended_gpus(canvas, 3) as asked:
-        steps = canvas.steps()
-        (said,) = canvas.run(_OFFERED, [True, False])
-        assert asked == [{"encoders": [asked[0]["encoders"][0]], "models": ["flux.safetensors"]}]
-        assert asked[0]["encoders"][0][:2] == ["t5.safetensors", "clip_l.safetensors"]
-        assert "the text encoder (9.3 GiB) and the model (22.0 GiB) do not fit GPU 0 together. On GPU 2" in said
-        assert "22.0 GiB on each" in said
-        assert ways_of_clips(canvas) == AFTER
-        assert "ParallelLoader" in loaders(canvas)
-        assert canvas.run(_OFFERED, [True, True]) == [], "it is offered once"
-        for _ in range(canvas.steps() - steps):
-            canvas.undo()
-        assert (ways_of_clips(canvas), loaders(canvas)) == (
-            BEFORE,
-            [n["type"] for n in before["nodes"] if "Load" in n["type"]],
-        )
-        canvas.run(_OFFERED, [True, False])
-        press(canvas, to_ours=False)
-        assert ways_of_clips(canvas) == BEFORE, "one GPU again"
-    links = [link for node in canvas.saved()["nodes"] for output in node["outputs"] for link in output["links"] or []]
-    assert len(links) == len(set(links)) == len(canvas.saved()["links"])
-
-
-def test_who_declines_gets_the_loaders_alone_and_one_gpu_has_no_offer(canvas):
-    for count, offers in ((3, 1), (2, 0), (1, 0), (0, 0)):
-        canvas.run(with_encoders(False))
-        canvas.load(canvas.saved())
-        with pretended_gpus(canvas, count) as asked:
-            assert len(canvas.run(_OFFERED, [False, False])) == offers
-        assert ways_of_clips(canvas) == BEFORE
-        assert "ParallelLoader" in loaders(canvas)
-        assert len(asked) == (count > 1), "a ComfyUI without the choice asks nothing"
