@@ -221,7 +221,7 @@ def _encoder(one: str, many: str) -> Iterator[Measure]:
     way = Way(one)
     for place in (0, 1):
         run = partial(limited, measure=partial(encoder, file="own-flux", way=way, place=place), way=way, gib=32)
-        yield Measure(f"encoder own-flux gpu:{place}", ("own-flux",), 120, run, 2)
+        yield Measure(f"encoder own-flux gpu:{place}", ("own-flux",), 120, run, 1 + place)
 
 
 def _pools(one: str, many: str) -> Iterator[Measure]:
