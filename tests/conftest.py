@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 
 import pytest
 import torch
@@ -16,6 +17,11 @@ from tests.tiers import mark_cases
 # A machine that does something else as well is no failure.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+# Hundreds of processes import the same modules: that each compiles them anew is more than half of what they compute.
+# Images of containers have this set, and `make venv` leaves the compilation to whoever imports a module first.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Else each process that compiles asks the C++ compiler for seconds what the CPU's flags say already.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
