@@ -23,18 +23,24 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_ranks(
-    world_size: int, target: str, args: dict[str, Any] | None = None, timeout: float = 800, forked: bool = True
+    world_size: int,
+    target: str,
+    args: dict[str, Any] | None = None,
+    timeout: float = 800,
+    forked: bool = True,
+    own_options: bool = False,
 ) -> list[dict[str, Any]]:
     """Run `function(rank, world_size, **args)` on every rank of an initialised gloo group.
 
     Args:
         world_size: processes to start, each a fork of one that has imported torch and diffusers and done nothing
-            else, or not (`forked`).
+            else, or not (`forked`); where `args` name a `comfyui`, one that has imported that as well.
         target: "module:function", importable from the repository root.
         args: keyword arguments, JSON data.
         timeout: seconds for everything; then all ranks are ended and the test fails.
         forked: False: each is a process that starts from nothing, as ranks on a GPU must be. To import diffusers asks
             CUDA for its devices, and CUDA does not outlive a fork.
+        own_options: the function imports ComfyUI itself, with other options than that of the CPU.
 
     Returns:
         What each rank's function returned, by rank: a dict whose values are tensors or JSON data.
@@ -42,7 +48,7 @@ def run_ranks(
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         folder = Path(name)
         (folder / "args.json").write_text(json.dumps(args or {}))
-        launcher = _launcher()
+        launcher = _launcher("" if own_options or not forked else (args or {}).get("comfyui", ""))
         assert launcher.stdin is not None
         launcher.stdin.write(f"{json.dumps([name, target, world_size, forked])}\n")
         launcher.stdin.flush()
@@ -57,12 +63,17 @@ def run_ranks(
 
 
 @cache
-def _launcher() -> subprocess.Popen[str]:
-    """The process that has imported what ranks need, and forks them: imports cost seconds each."""
+def _launcher(comfyui: str) -> subprocess.Popen[str]:
+    """The process that has imported what ranks need, of a ComfyUI too, and forks them: imports cost seconds each."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.Popen(
-        [sys.executable, __file__], cwd=ROOT, env=environment, stdin=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, __file__, comfyui],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -151,7 +162,15 @@ def _start(folder: Path, target: str, rank: int, world_size: int) -> int:
         return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log).pid
 
 
-if __name__ == "__main__" and len(sys.argv) > 1:
+def _import_comfyui(folder: str) -> None:
+    from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
+
+    importlib.import_module("tests")  # ComfyUI has a package of that name
+    use_comfyui(folder, {"cpu": True})
+    importlib.import_module("comfy.sd")
+
+
+if __name__ == "__main__" and len(sys.argv) > 2:
     _main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
 elif __name__ == "__main__":
     import diffusers
@@ -160,6 +179,8 @@ elif __name__ == "__main__":
     import parallel_runtime.networks.diffusers.registry  # noqa: F401 - as the others, for the ranks
 
     diffusers.FluxTransformer2DModel  # noqa: B018 - which is imported when it is looked up, and most models with it
+    if sys.argv[1]:
+        _import_comfyui(sys.argv[1])
     for line in sys.stdin:
         asked = json.loads(line)
         _launch(Path(asked[0]), *asked[1:])

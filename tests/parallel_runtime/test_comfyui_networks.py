@@ -24,9 +24,9 @@ NO_DIFFUSION = {
 }
 
 
-def compare(ranks: int, names: list[str]) -> set[str]:
-    """Assert that so many ranks compute what one does; return the classes."""
-    arguments = {"comfyui": str(COMFYUI), "names": names, "plans": PLANS[ranks]}
+def compare(ranks: int, names: list[str], plans: list[list[int]] | None = None) -> set[str]:
+    """Assert that so many ranks compute what one does, by these plans or all; return the classes."""
+    arguments = {"comfyui": str(COMFYUI), "names": names, "plans": plans or PLANS[ranks]}
     found = run_ranks(ranks, "tests.comfyui_networks.ranks:compare", arguments)
     for each in found:
         differences = each["differences"]
@@ -39,10 +39,20 @@ def compare(ranks: int, names: list[str]) -> set[str]:
     return set(found[0]["classes"])
 
 
+CUT = {name for name, data in NETWORKS.items() if data.blocks and not data.read}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3])
+def test_three_ranks_compute_what_one_does_with_every_class_by_either_plan():
+    """Both plans of each are in the tests before a release."""
+    found = [compare(3, list(TINY)[number::2], [plan]) for number, plan in enumerate(PLANS[3])]
+    assert set.union(*found) == CUT
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", PLANS)
 def test_ranks_compute_what_one_does_with_every_class(ranks):
-    assert compare(ranks, list(TINY)) == {name for name, data in NETWORKS.items() if data.blocks and not data.read}
+    assert compare(ranks, list(TINY)) == CUT
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def record(names: list[str], real: bool = False) -> dict[str, Any]:
     if real:
         found = on_a_gpu(arguments)
     else:
-        (found,) = run_ranks(1, "tests.comfyui_networks.recorded:record", arguments)
+        (found,) = run_ranks(1, "tests.comfyui_networks.recorded:record", arguments, own_options=True)
     wrong = {call: each["differences"] for call, each in found.items() if not max(each["differences"]) < 1e-5}
     assert not wrong
     return dict(found)
