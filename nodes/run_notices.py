@@ -43,12 +43,8 @@ def describe_run(run: RunRecord) -> Said:
     """The plan that ran, for the latent that it ran on, what a step took, and how that compares."""
     from parallel_runtime.planning.explanation import show_seconds
 
-    details, seconds, alone = run.details, run.step_seconds, run.one_gpu_seconds
+    seconds, alone = run.step_seconds, run.one_gpu_seconds
     sentences: list[str] = [said("Latent {shape}.", shape=" × ".join(map(str, run.latent[2:]))), run.plan]
-    if details is not None and details.used_bytes:
-        sizes = {"predicted": details.memory_bytes, "used": details.used_bytes}
-        gib = {name: f"{size / 2**30:.1f}" for name, size in sizes.items()}
-        sentences.append(said("Memory per GPU: predicted {predicted} GiB, used {used} GiB.", **gib))
     if seconds is not None:
         sentences.append(said("{seconds} per step.", seconds=show_seconds(seconds)))
     if run.speedup is not None and alone is not None:

@@ -24,19 +24,6 @@ def free_bytes(device: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
-def begin_peak(device: torch.device) -> int:
-    """Let a run's peak begin; return the bytes that PyTorch has given out, for `peak_beside`."""
-    if device.type != "cuda":
-        return 0
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
-
-
-def peak_beside(device: torch.device, before: int) -> int:
-    """Bytes that PyTorch has given out at most since `begin_peak`, beside those that it had then. 0 on a CPU."""
-    return torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else 0
-
-
 def is_free(wanted: int, device: torch.device) -> bool:
     """Whether `wanted` bytes can be allocated, with a reserve on a GPU."""
     return wanted + (_RESERVE if device.type == "cuda" else 0) <= free_bytes(device)

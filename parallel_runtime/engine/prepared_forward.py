@@ -53,8 +53,6 @@ class RepeatedForward(Prepared):
         state, placed, resident = self.state, self.placed, self.placed.resident
         # Models that were prepared since may have taken its place, or other patches that of its own.
         resident.activate(patches=self.patches)
-        if not self.told:
-            state.watch_memory()
         x, timestep = tensors["x"], tensors["timestep"]
         conditioning = _with_residuals(self.conditioning, self.residuals, tensors)
         results: Results = {}

@@ -74,7 +74,6 @@ def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Run the loop; the rank that has the finished latent returns `latent`."""
         resident.activate(patches=patches)
-        state.watch_memory()
         latent = sample(tensors, control, agreed)
         return state.finished(placed), {} if latent is None else {"latent": latent}
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import torch
 
-from .. import memory
 from ..acceleration.head_routes import HeadRoutes
 from ..config import ParallelPlan
 from ..mesh.mesh import Layout
 from ..mesh.speeds import devices_unlike, measure_speeds
 from ..networks.network import Network
 from ..patching.patch_store import PatchStore
-from ..planning.cost_constants import CONTEXT_BYTES
 from ..planning.explanation import details_of, what_runs
 from ..planning.plan import choose
 from ..requests.conditioning import ConditioningStore
@@ -32,9 +30,6 @@ from .prepared import Prepared
 from .residency import Residency
 from .resident import Resident
 
-_MEASURED = 64
-"""Sizes of requests of which the last peak is known."""
-
 
 @dataclass(frozen=True)
 class Placed:
@@ -44,7 +39,6 @@ class Placed:
         plan: the same on all ranks.
         place: this rank's in the plan; None where it takes no part.
         says: the plan in words; `details`: in numbers.
-        size: equal for runs that need as much memory beside the weights.
     """
 
     resident: Resident
@@ -52,7 +46,6 @@ class Placed:
     place: Layout | None
     says: Said
     details: PlanDetails
-    size: Hashable
 
     def offers(self) -> dict[str, int]:
         """What this rank has recorded for such a request."""
@@ -85,8 +78,6 @@ class RankState:
         """Whether the ranks' devices are of several models."""
         speeds = measure_speeds(device, world_size)
         self.meshes = Meshes(rank, world_size, speeds, leave=self.residency.leave, share=HeadRoutes)
-        self._allocated = 0
-        self._beside: dict[Hashable, int] = {}  # measured; for texts, as ranks may differ in it
         self._opened: tuple[Load, Opened] | None = None
 
     def forget_requests(self) -> None:
@@ -129,26 +120,7 @@ class RankState:
         place = self.meshes.place(plan)
         if place is not None and resident.network is not None:
             resident.network.check_ring(place)
-        details, size = details_of(wish), (resident.key, request, plan)
-        if size in self._beside:
-            details = msgspec.structs.replace(details, memory_bytes=resident.size + self._beside[size])
-        return Placed(resident, plan, place, what_runs(wish), details, size)
-
-    def watch_memory(self) -> None:
-        """A run begins whose peak `finished` tells; its weights are here."""
-        self._allocated = memory.begin_peak(self.device)
-
-    def _measured(self, placed: Placed) -> PlanDetails:
-        beside = memory.peak_beside(self.device, self._allocated)
-        if not beside or placed.place is None:
-            return placed.details
-        beside += int(CONTEXT_BYTES)  # which the prediction has, and PyTorch does not know
-        # Replayed recordings take nothing anew: what the first run took counts.
-        beside = max(beside, self._beside.pop(placed.size, 0))
-        self._beside[placed.size] = beside
-        if len(self._beside) > _MEASURED:
-            del self._beside[next(iter(self._beside))]
-        return msgspec.structs.replace(placed.details, used_bytes=placed.resident.size + beside)
+        return Placed(resident, plan, place, what_runs(wish), details_of(wish))
 
     def join(self, placed: Placed, agreed: Mapping[str, int], control: Control) -> Network | None:
         """Join the groups of a plan, and have the model run over it. Collective over the world where groups are new.
@@ -174,5 +146,5 @@ class RankState:
         return Finished(
             plan=placed.says if placed is not None else Said(""),
             held=self.residency.held(),
-            details=self._measured(placed) if placed is not None and not repeated else None,
+            details=placed.details if placed is not None and not repeated else None,
         )

@@ -19,10 +19,7 @@ class PlanDetails(msgspec.Struct, frozen=True):
         splits_sequence, has_stages: see `ModelFacts`.
         step_seconds: predicted for a step of this plan; 0 where nothing can be predicted (on a CPU, for a U-Net).
         one_gpu_seconds: predicted for a step on one GPU; 0 likewise.
-        memory_bytes: predicted for the GPU that needs the most; 0 likewise. Where the same was run, its activations
-            count as they were measured.
-        used_bytes: what that was in the run, weights and what PyTorch had beside them, and CUDA's own as it is reckoned
-            with; 0 where nothing was measured.
+        memory_bytes: predicted for the GPU that needs the most; 0 likewise.
     """
 
     model: str
@@ -38,4 +35,3 @@ class PlanDetails(msgspec.Struct, frozen=True):
     step_seconds: float = 0.0
     one_gpu_seconds: float = 0.0
     memory_bytes: int = 0
-    used_bytes: int = 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-from msgspec import structs
-
 from nodes.panel.run_history import RunHistory, RunRecord, Span
 from nodes.panel.settings import language_of, read_settings
 from nodes.run_notices import RunNotices
@@ -137,15 +135,6 @@ def test_a_run_that_was_stopped_is_not_recorded_and_has_no_speed():
     assert notices.summary() == ""
     assert shown[-1] == "Stopped before the end."
     assert history.to_mapping()["runs"] == []
-
-
-def test_what_a_run_took_of_memory_is_told_beside_what_was_predicted():
-    notices = RunNotices(lambda text: None, history=RunHistory())
-    notices.begin()
-    measured = structs.replace(details(2), memory_bytes=int(14.2 * 2**30), used_bytes=int(13.9 * 2**30))
-    notices.ran(Finished(Said("ulysses 2.")), measured, (1, 16, 128, 128), 4)
-    said = "Latent 128 × 128. ulysses 2. Memory per GPU: predicted 14.2 GiB, used 13.9 GiB."
-    assert notices.finish() == said
 
 
 def test_a_new_prompt_begins_a_new_time_line_and_a_long_one_is_bounded():

@@ -10,13 +10,13 @@ from typing import Literal
 
 import msgspec
 
-from parallel_runtime.requests.requests import Finished, Step
+from parallel_runtime.requests.requests import Step
 from parallel_runtime.said import said
 
 from ..pool_log import PoolLog
 from ..wire.connection import Endpoint
 from ..wire.error_info import of_all_ranks
-from ..wire.frames import Frame, encode_header
+from ..wire.frames import Frame
 from ..wire.protocol import Abandon, Cancel, Done, Failed, Job, Launched, Ready, Run
 from .members import Members
 from .stall import StallWatch
@@ -42,7 +42,6 @@ class ActiveJob:
     cancelled: bool = False
     unread: bool = False
     """The rank whose end ends the pool had not read of it, or none was given it: done again, it does no harm."""
-    _used: int = 0
 
     def answer(self, frame: Frame) -> None:
         """Take in a rank's answer; one for another job, or for another phase, is a late one and is dropped."""
@@ -57,7 +56,6 @@ class ActiveJob:
         elif isinstance(message, Done) and self.phase == "running":
             self.done.add(message.rank)
             self._note(message)
-            self._used = max(self._used, _used(message))
             if message.rank == 0:
                 self.result = frame
 
@@ -121,20 +119,6 @@ class ActiveJob:
         )
 
     @property
-    def told(self) -> Frame:
-        """The answer for the client: rank 0's, with the memory of the GPU that used the most."""
-        assert self.result is not None
-        done = self.result.message
-        if not isinstance(done, Done) or self._used == _used(done):
-            return self.result
-        answer = done.answer
-        if not isinstance(answer, Finished) or answer.details is None:
-            return self.result
-        details = msgspec.structs.replace(answer.details, used_bytes=self._used)
-        done = msgspec.structs.replace(done, answer=msgspec.structs.replace(answer, details=details))
-        return Frame(done, encode_header(done), self.result.payload)
-
-    @property
     def finished(self) -> bool:
         """Every rank has run the job."""
         return self.phase == "running" and len(self.done) == self.world_size
@@ -143,12 +127,6 @@ class ActiveJob:
     def failure(self) -> Failed:
         """The failure to tell: a real one before a cancelled one or its consequence, the lowest rank's first."""
         return min(self.failed.values(), key=lambda each: (each.cancelled, each.error.consequence, each.rank))
-
-
-def _used(done: Done) -> int:
-    """Bytes of a rank's GPU that a run used at most; 0 where it tells of none."""
-    details = done.answer.details if isinstance(done.answer, Finished) else None
-    return 0 if details is None else details.used_bytes
 
 
 class Jobs:
@@ -216,8 +194,9 @@ class Jobs:
             asyncio.get_running_loop().call_later(seconds, self.blame, job)
             return
         if job.finished:
+            assert job.result is not None  # rank 0 is one of them
             self._rest()
-            await self._client.forward(job.told)
+            await self._client.forward(job.result)
 
     async def _abandon(self, job: ActiveJob) -> None:
         await self._members.tell(Abandon(job.number))
