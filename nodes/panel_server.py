@@ -18,7 +18,6 @@ from .model_nodes import REFUSED
 from .node_text import SHOWN, in_canvas_language
 from .panel.actions import ACTIONS, keep_house
 from .panel.diagnostics import read_newest, write_diagnostics
-from .panel.live import Live
 from .panel.settings import default_config, read_settings
 from .panel.status import clean, read_status
 
@@ -31,9 +30,7 @@ _WANTED = "A JSON object of names and texts is expected."
 
 def serve_panel() -> None:
     """Add the routes, and do what the settings ask for. Called once, when ComfyUI starts."""
-    server = PromptServer.instance
-    routes = server.routes
-    live = Live(read_status, server.send_sync, lambda client: client in server.sockets)
+    routes = PromptServer.instance.routes
 
     @routes.get("/parallel_dit/status")
     async def status(request: web.Request) -> web.Response:
@@ -65,12 +62,6 @@ def serve_panel() -> None:
             return web.json_response({"error": "A text is wanted."}, status=400)
         known = {str(said).strip(): said for said in list(LAST)}
         return web.json_response(known[text].to_data() if text in known else [text, text, {}])
-
-    @routes.post("/parallel_dit/watch")
-    async def watch(request: web.Request) -> web.Response:
-        wishes = await _wishes(request)
-        live.watch(str(wishes.get("client_id", "")), wishes.get("on") is True)
-        return web.json_response({"watchers": live.watchers})
 
     for name in ACTIONS:
         routes.post(f"/parallel_dit/{name}")(_action(name))

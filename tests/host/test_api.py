@@ -98,7 +98,7 @@ def test_other_sites_are_refused_wrong_requests_are_told_and_nothing_is_secret(h
             return error.code, error.read().decode()
 
     fetched = "Sec-Fetch-Site" in (host.host.path / "server.py").read_text()  # which ComfyUI 0.8.0 does not look at
-    for path in ("start", "park", "unload", "stop", "restart", "watch"):
+    for path in ("start", "park", "unload", "stop", "restart"):
         assert post(f"/parallel_dit/{path}", "{}", Origin="http://evil.example")[0] == 403
         if fetched:
             assert post(f"/parallel_dit/{path}", "{}", **{"Sec-Fetch-Site": "cross-site"})[0] == 403
@@ -117,35 +117,19 @@ def test_other_sites_are_refused_wrong_requests_are_told_and_nothing_is_secret(h
         {"Origin": f"http://{host.address}.evil.example"},
         {"Origin": f"https://{host.address}"},
     ):
-        assert (post("/free", "{}", **headers)[0] == 403) == (post("/parallel_dit/watch", "{}", **headers)[0] == 403)
+        assert (post("/free", "{}", **headers)[0] == 403) == (post("/parallel_dit/error", "{}", **headers)[0] == 403)
     assert post("/parallel_dit/status", "", "GET", Origin="http://evil.example")[0] == 403
     assert post("/parallel_dit/texts?prompt_id=nobody", "", "GET")[1] == "{}"
     code, text = post("/parallel_dit/start", '{"devices": "5"}')
     assert code == 409
     assert "asks for GPU 5" in json.loads(text)["error"]["cause"]
     assert post("/parallel_dit/park", '{"pool": "cuda:7"}')[0] == 409
-    assert json.loads(post("/parallel_dit/watch", '{"client_id": "nobody", "on": true}')[1]) == {"watchers": 0}
     diagnostics = host.get("/parallel_dit/diagnostics")["text"]
     assert "torch" in diagnostics
     assert "last lines of pool-" in diagnostics
     for text in (diagnostics, json.dumps(host.get("/parallel_dit/status"))):
         assert str(Path.home()) + "/" not in text
         assert not re.search(r"(?i)secret|token=|password", text)
-
-
-@pytest.mark.slow
-def test_the_status_comes_over_the_websocket_while_somebody_watches(host):
-    host.post("/parallel_dit/watch", {"client_id": host.client_id, "on": True})
-    try:
-        deadline = time.monotonic() + 120
-        kinds = []
-        while time.monotonic() < deadline and "parallel_dit.status" not in kinds:
-            message = host.socket.recv()
-            if isinstance(message, str):
-                kinds.append(json.loads(message)["type"])
-        assert "parallel_dit.status" in kinds
-    finally:
-        assert host.post("/parallel_dit/watch", {"client_id": host.client_id, "on": False}) == {"watchers": 0}
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
-"""Behind the panel: whose memory is taken, who is told, what diagnostics leave out, what settings ask for."""
+"""Behind the panel: whose memory is taken, what diagnostics leave out, what settings ask for."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from nodes.panel.actions import log_level, park_seconds
-from nodes.panel.live import Live, coarse
 from nodes.panel.settings import default_config
 from nodes.panel.status import _models, clean, read_gpus, share_out
 from parallel_runtime.config import FASTER
@@ -40,41 +38,6 @@ def test_what_this_process_takes_on_a_gpu_counts_as_comfyuis():
     assert after[0]["comfyui"] - (before[0]["comfyui"] if before[0]["exact"] else 0) >= taken.nbytes
     assert after[0]["total"] > 0
     assert os.getpid()
-
-
-def watch(statuses: list[dict], connected=lambda client: True) -> list[tuple[str, dict]]:
-    """What is sent while these statuses come in turn, the last of them three times."""
-    sent: list[tuple[str, dict]] = []
-    left = [*statuses, *statuses[-1:] * 2]
-    live = Live(
-        lambda: left.pop(0) if len(left) > 1 else left[0],
-        lambda event, data, client: sent.append((client, data)),
-        connected,
-        seconds=0.02,
-    )
-
-    async def run() -> None:
-        live.watch("a", True)
-        for _ in range(3000):
-            if len(left) == 1 or not live.watchers:
-                break
-            await asyncio.sleep(0.02)
-        live.watch("a", False)
-        count = len(sent)
-        await asyncio.sleep(0.1)
-        assert len(sent) == count  # silent when closed
-        assert live.watchers == 0
-
-    asyncio.run(run())
-    return sent
-
-
-def test_who_watches_is_told_when_something_changed_and_nobody_else():
-    one, other = {"pools": [], "gpus": [{"pool": 24 * GIB}]}, {"pools": [1], "gpus": []}
-    barely = {"pools": [], "gpus": [{"pool": 24 * GIB + 1000}]}
-    assert [data for _, data in watch([one, one, barely, other])] == [one, other]
-    assert watch([one], connected=lambda client: False) == []
-    assert coarse({"idle_seconds": 1, "state": "idle"}) == coarse({"idle_seconds": 9, "state": "idle"})
 
 
 def test_diagnostics_hold_neither_the_home_folder_nor_a_secret(monkeypatch):

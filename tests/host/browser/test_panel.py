@@ -150,19 +150,36 @@ def test_light_and_dark_and_the_language_of_the_canvas(canvas, tmp_path):
     set_setting(canvas, "Comfy.ColorPalette", "dark")
 
 
-def test_a_panel_that_is_closed_is_told_nothing(host, canvas):
+def test_a_panel_asks_each_second_while_it_is_open_on_a_page_that_is_seen_and_draws_what_has_changed(canvas):
+    asked: list[str] = []
+    canvas.page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/status") else None)
+
+    def requests(seconds: float) -> int:
+        canvas.page.wait_for_timeout(300)  # one may be on its way
+        asked.clear()
+        canvas.page.wait_for_timeout(1000 * seconds)
+        return len(asked)
+
     show_panel(canvas, True)
-    wait_for(lambda: host.post("/parallel_dit/watch", {"client_id": "nobody", "on": True})["watchers"] == 1)
-    canvas.run(
-        """() => { window.told = 0;
-          app.api.socket.addEventListener("message", (event) => {
-            if (String(event.data).includes("parallel_dit.status")) window.told++; }); }"""
-    )
+    assert 2 <= requests(4) <= 4
+    seen = "(hidden) => Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden })"
+    canvas.run(seen, True)
+    assert requests(2) == 0
+    canvas.run(seen, False)
+    assert requests(2) >= 1
     show_panel(canvas, False)
-    wait_for(lambda: host.post("/parallel_dit/watch", {"client_id": "nobody", "on": True})["watchers"] == 0)
-    before = canvas.run("() => window.told")
-    queue_again(canvas, host, 503)
-    assert canvas.run("() => window.told") <= before + 1  # one may have been on its way
+    assert requests(2) == 0
+    show_panel(canvas, True)
+    wait_for(lambda: canvas.page.query_selector(f"{PANEL} h3"))
+    status = canvas.run("async () => await (await app.api.fetchApi('/parallel_dit/status')).json()")
+    canvas.page.route("**/parallel_dit/status", lambda route: route.fulfill(json=status))
+    canvas.page.wait_for_timeout(2000)
+    canvas.run("() => document.querySelector('section.pdit h3').setAttribute('data-kept', '')")
+    assert requests(3) >= 1
+    assert canvas.page.query_selector(f"{PANEL} [data-kept]"), "what is the same is not drawn again"
+    status["pools"], status["gpus"], status["notes"] = [], [], []
+    wait_for(lambda: not canvas.page.query_selector(f"{PANEL} [data-kept]"))
+    canvas.page.unroute("**/parallel_dit/status")
 
 
 def test_texts_stand_on_sampler_loader_config_and_on_the_node_around_a_subgraph_also_after_a_reload(host, canvas):

@@ -1,15 +1,15 @@
-// The sidebar tab: live over ComfyUI's websocket while it is open, silent when it is closed.
+// The sidebar tab: asks how things stand while it is open and the page is seen.
 import { api } from "../../../../scripts/api.js";
 import { app } from "../../../../scripts/app.js";
 import { h } from "./elements.js";
 import { view } from "./view.js";
 import { say as word } from "../words.js";
 
-const EVENT = "parallel_dit.status";
+const EVERY = 1000; // milliseconds from an answer to the next question
 const ACTIONS = ["start", "park", "unload", "stop", "restart"];
 const ID = "parallel-dit";
 
-let shown = null; // what is open: {root, content, told, status}
+let shown = null; // what is open: {root, content, told, drawn}
 
 async function ask(path, wishes) {
   const options = wishes === undefined ? {} : { method: "POST", body: JSON.stringify(wishes) };
@@ -25,22 +25,24 @@ function tell(text, role = "status") {
 
 function draw(status) {
   if (!shown) return;
-  shown.status = status;
+  const fresh = h("div", {}, view(status, act, Math.max(shown.root.clientWidth - 26, 180)));
+  const drawn = fresh.innerHTML; // before its sentences are in the language of the canvas
+  if (shown.drawn === drawn) return; // or a button that is being pressed would go from under the pointer
+  shown.drawn = drawn;
   const focused = document.activeElement?.getAttribute("data-key");
-  shown.content.replaceChildren(...view(status, act, Math.max(shown.root.clientWidth - 26, 180)).filter(Boolean));
+  shown.content.replaceChildren(...fresh.childNodes);
   if (focused) focusAgain(focused);
 }
 
 async function act(action, wishes = {}) {
   tell("");
   const pressed = shown.root.contains(document.activeElement) ? document.activeElement : null;
-  const buttons = [...shown.root.querySelectorAll("button")];
+  const buttons = [...shown.root.querySelectorAll("button:not(:disabled)")];
   buttons.forEach((button) => (button.disabled = true)); // which takes the focus away, too
   try {
     draw(await ask(action, { ...wishes, at_once: true }));
   } catch (error) {
     tell(error.message, "alert");
-    if (shown?.status) draw(shown.status);
   } finally {
     buttons.forEach((button) => (button.disabled = false));
     if (pressed && document.activeElement === document.body) focusAgain(pressed.getAttribute("data-key"), pressed);
@@ -71,13 +73,20 @@ async function copyDiagnostics() {
   }
 }
 
-function watch(on) {
-  // A page that is being closed, or a server that has gone, needs no answer.
-  ask("watch", { client_id: api.clientId ?? "", on }).catch(() => {});
+async function follow(opened) {
+  while (shown === opened) {
+    if (!document.hidden) {
+      const before = opened.drawn;
+      try {
+        const status = await ask("status");
+        if (shown === opened && opened.drawn === before) draw(status); // else an action's answer is newer
+      } catch (error) {
+        if (shown === opened && !before) tell(error.message, "alert"); // later, ComfyUI says that its server has gone
+      }
+    }
+    await new Promise((resolve) => setTimeout(resolve, EVERY));
+  }
 }
-
-const onStatus = (event) => draw(event.detail);
-const onReconnected = () => watch(true);
 
 function open(root) {
   const buttons = ACTIONS.map((action) =>
@@ -88,19 +97,12 @@ function open(root) {
   const content = h("div");
   const panel = h("section", { class: "pdit", "aria-label": word("tab"), onkeydown: closeOnEscape }, h("div", { class: "pdit-bar" }, buttons, copy), told, content);
   root.replaceChildren(panel);
-  shown = { root: panel, content, told, status: null };
-  api.addEventListener(EVENT, onStatus);
-  api.addEventListener("reconnected", onReconnected);
-  ask("status").then(draw, (error) => tell(error.message, "alert"));
-  watch(true);
+  shown = { root: panel, content, told, drawn: "" };
+  follow(shown);
 }
 
 function close() {
-  if (!shown) return;
   shown = null;
-  api.removeEventListener("reconnected", onReconnected);
-  api.removeEventListener(EVENT, onStatus);
-  watch(false);
 }
 
 app.registerExtension({

@@ -30,7 +30,7 @@ function memory(title, kind, parts, total, exact) {
         class: "pdit-memory", role: "img",
         "aria-label": owners.map(([name]) => `${word(name)} ${bytes(parts[name])}`).join(", "),
       },
-      owners.map(([name, colour]) => h("span", { style: `width:${(100 * parts[name]) / total}%;background:${colour}` })),
+      owners.map(([name, colour]) => h("span", { style: `width:${((100 * parts[name]) / total).toFixed(1)}%;background:${colour}` })),
     ),
     h("div", {}, owners.map(([name, colour]) => key(name, parts[name], colour))),
     exact ? null : h("p", { class: "pdit-small" }, word("inexact")),
