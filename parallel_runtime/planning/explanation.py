@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 
-from ..config import AXES, FASTER, ParallelConfig, ParallelPlan
+from ..config import AXES, FASTER, ParallelPlan
 from ..requests.facts import GIB, LinkFacts, MachineFacts, ModelFacts
 from ..requests.plan_details import PlanDetails
 from ..said import Said, said, together
@@ -18,7 +16,7 @@ from .wish import Wish
 
 
 def explain(wish: Wish) -> Said:
-    """Return the plan, why, what it is predicted to take, and what more GPUs would give.
+    """Return the plan, why, and what it is predicted to take.
 
     Raises:
         ConfigurationError: see `check_limits`.
@@ -55,17 +53,15 @@ def explain(wish: Wish) -> Said:
                 free=_gib(machine.free_bytes),
             )
         )
-    predictable = _predictable(wish)
-    if predictable:
+    if _predictable(wish):
         sentences += _predicted(choice, machine, ranks)
         if machine.usable_bytes and choice.cost.bytes > machine.usable_bytes:
             weight_bytes = model.parameters * model.bytes_per_parameter
             sentences += ways_out(wish, weight_bytes)[:2]
-    if ranks > choice.plan.world_size:
-        sentences.append(_idle(choice, config, ranks))
-    if predictable:
-        sentences.append(_faster(choice, wish))
-        sentences.append(_more(choice, wish))
+    idle = ranks - choice.plan.world_size
+    if idle > 0:
+        template = "{idle} of {ranks} devices is not used." if idle == 1 else "{idle} of {ranks} devices are not used."
+        sentences.append(said(template, idle=idle, ranks=ranks))
     return together(sentences)
 
 
@@ -212,21 +208,6 @@ def _over(link: LinkFacts, size: int, machine: MachineFacts) -> str:
     return said(template, took=show_seconds(size / (link.peer * 1e9)), rate=f"{link.peer:.0f}")
 
 
-def _faster(choice: Choice, wish: Wish) -> str:
-    """What `auto` could take if it were allowed to change pixels; "" where that would not be faster."""
-    if wish.config.pipe is not None or wish.config.may_change_pixels:
-        return ""
-    other = choose(replace(wish, config=replace(wish.config, may_change_pixels=True)))
-    if choice.reason or other.cost.seconds >= choice.cost.seconds:
-        return ""  # `_why_pipe` has said it
-    return said(
-        'With stages on "{faster}" it would take {took} ({plan}).',
-        faster=FASTER,
-        took=show_seconds(other.cost.seconds),
-        plan=other.plan.words,
-    )
-
-
 def _predicted(choice: Choice, machine: MachineFacts, ranks: int) -> list[Said]:
     cost, alone = choice.cost, choice.alone
     short = machine.usable_bytes and alone.bytes > machine.usable_bytes
@@ -243,8 +224,6 @@ def _predicted(choice: Choice, machine: MachineFacts, ranks: int) -> list[Said]:
     memory = said(where, size=_gib(cost.bytes))
     took = show_seconds(cost.seconds)
     sentences = [said(template, took=took, memory=memory, rest=rest)]
-    if not short and cost.seconds > alone.seconds:
-        sentences.append(said("So one GPU alone is faster: set the degrees to auto."))
     sentences.append(_memory(cost, machine))
     if machine.usable_bytes and cost.bytes > machine.usable_bytes:
         sentences.append(said("A GPU has {has} GiB, so that may not fit.", has=_gib(machine.usable_bytes)))
@@ -267,35 +246,6 @@ def _memory(cost: Cost, machine: MachineFacts) -> Said:
         return said("{taken}.", taken=taken)
     has = _gib(machine.usable_bytes)
     return said("{taken}; {left} of {has} GiB are left.", taken=taken, left=_gib(left), has=has)
-
-
-def _idle(choice: Choice, config: ParallelConfig, ranks: int) -> Said:
-    idle = ranks - choice.plan.world_size
-    given = math.prod(getattr(config, axis) or 1 for axis in AXES)
-    why = said("as more would not make it faster")
-    if all(getattr(config, axis) is not None for axis in AXES if axis not in ("pipe", "ring")):
-        why = said("as the configuration sets every degree")
-    elif given > 1 and ranks % given:
-        why = said("as {ranks} is no multiple of the {given} that the configuration asks for", ranks=ranks, given=given)
-    template = "{idle} of {ranks} devices is not used, {why}."
-    if idle != 1:
-        template = "{idle} of {ranks} devices are not used, {why}."
-    return said(template, idle=idle, ranks=ranks, why=why)
-
-
-def _more(choice: Choice, wish: Wish) -> Said:
-    """What twice the GPUs would give, linked alike: of each as many again."""
-    config = replace(wish.config, held=wish.config.held * 2)
-    machine = replace(wish.machine, speeds=wish.machine.speeds * 2)
-    more = choose(replace(wish, config=config, machine=machine, ranks=2 * wish.ranks))
-    if more.plan.world_size > choice.plan.world_size and more.cost.seconds < choice.cost.seconds:
-        return said(
-            "{gpus} GPUs would take {took} ({plan}).",
-            gpus=2 * wish.ranks,
-            took=show_seconds(more.cost.seconds),
-            plan=more.plan.words,
-        )
-    return said("More GPUs would not make it faster.")
 
 
 def show_seconds(seconds: float) -> str:

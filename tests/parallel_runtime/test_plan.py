@@ -75,7 +75,7 @@ def test_gpus_that_do_not_make_it_faster_stay_out_and_the_text_says_so():
     config = ParallelConfig(pipe=1)
     assert choose(Wish(config, 4, FLUX_DEV, PICTURE, slow)).plan == ParallelPlan()
     text = explain(Wish(config, 4, FLUX_DEV, PICTURE, slow))
-    assert "3 of 4 devices are not used, as more would not make it faster." in text
+    assert "3 of 4 devices are not used." in text
 
 
 def test_more_ranks_than_heads_split_by_ring_as_well():
@@ -116,16 +116,13 @@ def test_pipefusion_is_chosen_where_a_gpu_cannot_hold_the_model_and_keeps_the_st
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(ranks=ranks, data=st.data())
-def test_auto_never_changes_pixels_and_says_what_it_could_take_if_it_might(ranks, data):
+def test_auto_never_changes_pixels(ranks, data):
     model, request, machine = data.draw(models), data.draw(requests), data.draw(machines)
     loaded = plan_loading(Wish(AUTO, ranks, model, TYPICAL, machine))
     assume(loaded.pipe == 1 or request.most_patches(loaded.sequence) > 0)  # else it is refused
     plan = choose(Wish(AUTO, ranks, model, request, machine, loaded)).plan
     assert plan.patches == 1  # stages there may be, in turn
     assert plan.pipe == 1 or machine is SMALL
-    text = explain(Wish(AUTO, ranks, model, request, machine))
-    other = choose(Wish(FASTER, ranks, model, request, machine))
-    assert ("slightly different" in text) is (other.plan.pipe > 1)
 
 
 def test_a_larger_picture_than_memory_holds_does_not_ask_for_stages_that_were_not_loaded():
@@ -280,13 +277,13 @@ def test_degrees_that_are_set_stay_where_the_batch_does_not_fill_them():
 @pytest.mark.parametrize(
     ("config", "ranks", "batch", "words"),
     [
-        ({}, 4, 1, ("ulysses 4", "6 of 24 heads each", "one GPU takes", "ms per step", "GiB per GPU", "8 GPUs would")),
+        ({}, 4, 1, ("ulysses 4", "6 of 24 heads each", "one GPU takes", "ms per step", "GiB per GPU")),
         ({}, 4, 2, ("cfg 2 × ulysses 2", "split 2 ways, 1 each", "12 of 24")),
         ({"ulysses": 5}, 8, 1, ("up to 5 of 24 heads each", "3 of 8 devices are not used")),
         ({"ring": 2, "ulysses": 1}, 2, 1, ("keys and values go round",)),
         ({"pipe": 4}, 4, 1, ("4 stages of 14 or 15 blocks", "on the fullest GPU", "(4 patches, 1 warm-up step)")),
-        ({}, 1, 1, ("One device computes everything.", "2 GPUs would take")),
-        ({"data": 1, "cfg": 1, "ulysses": 1}, 2, 1, ("1 of 2 devices is not used", "sets every degree")),
+        ({}, 1, 1, ("One device computes everything.", "ms per step")),
+        ({"data": 1, "cfg": 1, "ulysses": 1}, 2, 1, ("1 of 2 devices is not used.",)),
     ],
 )
 def test_explain_names_the_degrees_the_reasons_and_the_numbers(config, ranks, batch, words):
@@ -294,9 +291,7 @@ def test_explain_names_the_degrees_the_reasons_and_the_numbers(config, ranks, ba
     assert all(word in text for word in words), text
 
 
-def test_explain_warns_of_a_split_that_is_slower_than_one_gpu_and_of_one_that_does_not_fit():
-    slow = replace(WITHOUT_P2P, link=replace(HOST_MEMORY, all_to_all=1.0))
-    assert "one GPU alone is faster" in explain(Wish(ParallelConfig(ulysses=2), 2, FLUX_DEV, PICTURE, slow))
+def test_explain_warns_of_a_plan_that_does_not_fit():
     assert "may not fit" in explain(Wish(AUTO, 1, FLUX_DEV, PICTURE, SMALL))
 
 

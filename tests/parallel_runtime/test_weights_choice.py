@@ -161,16 +161,6 @@ def test_one_that_has_all_weights_does_not_wait_for_another_that_copies_them():
     assert "keep more" not in explain(Wish(replace(chosen, held=()), 2, FLUX_DEV, TYPICAL, slow))
 
 
-@pytest.mark.parametrize("machine", [LARGE, SMALL, APART, PAIR])
-def test_the_loader_speaks_of_gpus_of_unlike_speed(machine):
-    """And of more of them, of which there are no speeds."""
-    unlike = replace(machine, speeds=(1.0, 0.5))
-    text = explain(
-        Wish(choose_weights(Wish(AUTO, 2, FLUX_DEV, TYPICAL, unlike), WEIGHTS), 2, FLUX_DEV, TYPICAL, unlike)
-    )
-    assert "4 GPUs would take" in text or "More GPUs would not make it faster." in text
-
-
 def test_where_copies_are_as_fast_as_blocks_both_compute():
     fast = replace(PAIR, host_rate=500.0, link=replace(NVLINK, measured=True))
     chosen = replace(ParallelConfig(weights="host"), resident=10, held=(47, 0))
