@@ -18,8 +18,6 @@ import torch
 import torch.distributed as dist
 
 from ..config import AXES, ParallelPlan
-from ..errors import ConfigurationError
-from ..said import said
 from .groups import GroupKey, GroupMemory, Groups
 from .links import Links
 
@@ -101,20 +99,8 @@ def lay_out_plan(
 
     Args:
         speeds: of every rank of the world, see speeds.py; None when they are alike.
-
-    Raises:
-        ConfigurationError: the plan needs more ranks than there are, on every rank alike.
     """
-    if plan.world_size > world_size:
-        raise ConfigurationError(
-            said(
-                "The plan ({plan}) needs {world_size} workers, and {world_size2} are running.",
-                plan=plan,
-                world_size=plan.world_size,
-                world_size2=world_size,
-            ),
-            "Lower a degree, set it to auto, or add devices.",
-        )
+    assert plan.world_size <= world_size  # others are refused before (limits.py)
     if rank >= plan.world_size:
         return None
     layout = Layout(plan, rank, _coordinate(plan, rank))
@@ -140,9 +126,6 @@ def build_mesh(
 
     Returns:
         This rank's mesh, or None where the rank takes no part.
-
-    Raises:
-        ConfigurationError: see `lay_out_plan`.
     """
     layout = lay_out_plan(plan, rank, world_size, speeds)
     groups = groups or Groups(rank, world_size)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..config import AXES, SHOWN_AXES, STREAMED, ParallelPlan
+from ..config import AXES, STREAMED, ParallelPlan
 from ..errors import ConfigurationError
 from ..requests.facts import RequestFacts
-from ..said import said, together
+from ..said import said
 from .wish import Wish
 
 
@@ -17,21 +17,10 @@ def check_limits(wish: Wish) -> None:
     Raises:
         ConfigurationError: degrees that need more ranks than there are, more Ulysses ranks than heads, split
             tokens of a U-Net, stages of a model that cannot be cut, more stages than blocks, or a picture or patches
-            with fewer tokens than ranks that share them; with the valid choices and a valid configuration. Also
-            weights that stream into a model whose blocks are not known.
+            with fewer tokens than ranks that share them; with the valid choices. Also weights that stream into a model
+            whose blocks are not known.
     """
-    config, ranks, model, request = wish.config, wish.ranks, wish.model, wish.request
-    if ranks < 1 or model.heads < 1 or request.batch < 1 or request.tokens < 1:
-        raise ConfigurationError(
-            said(
-                "A plan for {ranks} workers, {heads} heads, a batch of {batch} and {tokens} tokens cannot be made.",
-                ranks=ranks,
-                heads=model.heads,
-                batch=request.batch,
-                tokens=request.tokens,
-            ),
-            "Each is at least 1.",
-        )
+    config, model = wish.config, wish.model
     if config.weights in STREAMED and not model.splits_sequence:
         raise ConfigurationError(
             said(
@@ -43,9 +32,7 @@ def check_limits(wish: Wish) -> None:
         )
     found = next(_violations(wish), None)
     if found is not None:
-        cause, choices = found
-        nearest = said("Valid is, for example: {nearest}.", nearest=_nearest(wish))
-        raise ConfigurationError(cause, together((choices, nearest)))
+        raise ConfigurationError(*found)
 
 
 def check_steps(plan: ParallelPlan, steps: int) -> None:
@@ -106,16 +93,14 @@ def _violations(wish: Wish) -> Iterator[tuple[str, str]]:
         )
         yield cause, "Set ulysses and ring to auto or to smaller numbers, or make a larger picture."
     if plan.world_size > ranks:
-        degrees = zip(AXES, plan.shape, strict=True)
-        named = " × ".join(f"{SHOWN_AXES.get(axis, axis)} {degree}" for axis, degree in degrees if degree > 1)
-        there = "{ranks} device is" if ranks == 1 else "{ranks} devices are"
+        # A pool has refused it before it was started (workers/launch.py); a script with an engine of its own has not.
         cause = said(
-            "The degrees {named} need {needed} devices, and {there} there.",
-            named=named,
+            "The plan ({plan}) needs {needed} workers, and {ranks} are running.",
+            plan=plan.words,
             needed=plan.world_size,
-            there=said(there, ranks=ranks),
+            ranks=ranks,
         )
-        yield cause, "Set a degree to auto or a smaller number, or add devices."
+        yield cause, "Lower a degree, set it to auto, or add devices."
 
 
 def _patch_violations(patches: int, request: RequestFacts, group: int) -> Iterator[tuple[str, str]]:
@@ -146,28 +131,3 @@ def _patch_violations(patches: int, request: RequestFacts, group: int) -> Iterat
             cause,
             said("Set patches to auto, or to a number {choices}, or make a larger picture.", choices=choices),
         )
-
-
-def _nearest(wish: Wish) -> str:
-    """A configuration that is not refused and keeps as much of what is set as can be, as names and numbers."""
-    config, model, request, sequence = wish.config, wish.model, wish.request, wish.stage_ranks
-    degrees = {axis: getattr(config, axis) or 1 for axis in AXES}
-    named = {axis for axis in AXES if getattr(config, axis) is not None}
-    if request.most_patches(sequence or 1) == 0:  # loaded for more ranks than there are tokens: to be loaded anew
-        degrees |= {"ring": 1, "ulysses": min(sequence, request.tokens)}
-        named |= {"ring", "ulysses"}
-    degrees["ulysses"] = min(degrees["ulysses"], model.heads, request.tokens)
-    degrees["ring"] = min(degrees["ring"], request.tokens // degrees["ulysses"])
-    if not model.splits_sequence:
-        degrees["ring"] = 1
-    degrees["pipe"] = min(degrees["pipe"], model.blocks) if model.has_stages else 1
-    while ParallelPlan(**degrees).world_size > wish.ranks:
-        largest = max(AXES, key=lambda axis: degrees[axis])
-        degrees[largest] -= 1
-    while degrees["pipe"] > 1 and request.most_patches(degrees["ring"] * degrees["ulysses"]) == 0:
-        degrees["ring" if degrees["ring"] > degrees["ulysses"] else "ulysses"] -= 1
-    parts = [f"{SHOWN_AXES.get(axis, axis)} {degrees[axis]}" for axis in AXES if axis in named]
-    if config.patches and config.patches > 1 and degrees["pipe"] > 1:
-        patches = min(config.patches, request.most_patches(degrees["ring"] * degrees["ulysses"]))
-        parts.append(f"patches {patches}")
-    return ", ".join(parts)

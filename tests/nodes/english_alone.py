@@ -4,12 +4,10 @@ ALONE = frozenset(
     {
         "${listen} is {text}, and {name} has no IP address: {error}.",
         "A message of {size} bytes is longer than the {cap} that travel.",
-        "A plan for {ranks} workers, {heads} heads, a batch of {batch} and {tokens} tokens cannot be made.",
         "A step gave {branches} CFG branches, and guidance combines one or two.",
         "Cannot listen on {where}: {strerror}.",
         "ComfyUI-GGUF in {folder} cannot be used: {error}.",
         "Conditioning tensor {error} did not come with the request.",
-        "Each is at least 1.",
         "Give {each} to --nproc-per-node on each of them.",
         "Host {host} computes on {kind}, this one on {own}.",
         "See which GPUs torch finds there, and what CUDA_VISIBLE_DEVICES says.",

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime.config import AXES, ParallelPlan
-from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.mesh.speeds import gather_from_ranks, measure_speeds, relative_speeds
 from tests.ranks import run_ranks
@@ -44,12 +43,7 @@ def describe_meshes(rank: int, world_size: int) -> dict[str, Any]:
             sums[name] = int(value)
         indices = [mesh.sequence_index, mesh.batch_index]
         found.append({"coordinate": dict(mesh.coordinate), "members": members, "sums": sums, "indices": indices})
-    try:
-        build_mesh(ParallelPlan(ulysses=world_size + 1), rank, world_size)
-        refusal = ""
-    except ConfigurationError as error:
-        refusal = str(error)
-    return {"meshes": found, "refusal": refusal}
+    return {"meshes": found}
 
 
 def test_groups_are_the_rows_of_the_rank_array_and_absent_where_they_are_one_rank():
@@ -71,7 +65,6 @@ def test_groups_are_the_rows_of_the_rank_array_and_absent_where_they_are_one_ran
                 assert seen["sums"][name] == sum(members)
                 if name in ("sequence", "batch"):
                     assert seen["indices"][("sequence", "batch").index(name)] == members.index(rank)
-    assert all("needs 9 workers, and 8 are running" in result["refusal"] for result in results)
 
 
 def test_one_rank_needs_no_process_group():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -156,34 +155,25 @@ def test_a_small_picture_gets_fewer_patches_so_that_every_rank_of_a_stage_has_a_
 @pytest.mark.parametrize(
     ("config", "loaded", "says"),
     [
-        (
-            {"pipe": 2, "ulysses": 4, "patches": 3},
-            None,
-            r"4 devices of a stage has a token\. .*from 1 to 2.*patches 2\.",
-        ),
-        ({"pipe": 2, "ulysses": 7, "patches": 3}, None, r"Set patches to auto, or to a number 1, .*patches 1\."),
-        ({"pipe": 2, "ulysses": 13}, None, r"12 tokens cannot be shared out over the 13 devices.*ulysses 12\."),
-        ({"pipe": 2, "ulysses": 2, "ring": 8}, None, r"over the 16 devices of a stage.*ring 6, ulysses 2\."),
-        ({}, ParallelPlan(pipe=2, ulysses=13), r"over the 13 devices of a stage.*stages 2, ring 1, ulysses 12\."),
+        ({"pipe": 2, "ulysses": 4, "patches": 3}, None, r"4 devices of a stage has a token\. .*from 1 to 2, or"),
+        ({"pipe": 2, "ulysses": 7, "patches": 3}, None, r"Set patches to auto, or to a number 1, or"),
+        ({"pipe": 2, "ulysses": 13}, None, r"12 tokens cannot .* over the 13 devices.*Make a larger picture"),
+        ({"pipe": 2, "ulysses": 2, "ring": 8}, None, r"the 16 devices of a stage.*ulysses and ring to smaller"),
+        ({}, ParallelPlan(pipe=2, ulysses=13), r"12 tokens cannot .* over the 13 devices of a stage"),
     ],
 )
-def test_a_picture_too_small_for_what_is_set_is_refused_with_the_nearest_valid_plan(config, loaded, says):
+def test_a_picture_too_small_for_what_is_set_is_refused_with_what_is_valid(config, loaded, says):
     small = RequestFacts(tokens=4 * 3, text_tokens=8, rows=4)
-    with pytest.raises(ConfigurationError, match=says) as refused:
+    with pytest.raises(ConfigurationError, match=says):
         choose(Wish(ParallelConfig(**config), 32, FLUX_DEV, small, H200, loaded))
-    assert (
-        choose(Wish(suggested(ParallelConfig(**config), str(refused.value)), 32, FLUX_DEV, small, H200)).plan.pipe == 2
-    )
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3])
 def test_of_a_picture_with_fewer_tokens_than_ranks_auto_leaves_ranks_out_and_what_is_set_is_refused(tokens):
     tiny = RequestFacts(tokens=tokens, text_tokens=154)
     assert choose(Wish(AUTO, 4, FLUX_DEV, tiny, CPU)).plan.sequence == tokens
-    with pytest.raises(ConfigurationError, match="cannot be shared out over 4 devices") as refused:
+    with pytest.raises(ConfigurationError, match="cannot be shared out over 4 devices"):
         choose(Wish(ParallelConfig(ulysses=2, ring=2), 4, FLUX_DEV, tiny, CPU))
-    nearest = suggested(ParallelConfig(ulysses=2, ring=2), str(refused.value))
-    assert choose(Wish(nearest, 4, FLUX_DEV, tiny, CPU)).plan.sequence <= tokens
 
 
 def test_ranks_that_one_picture_leaves_idle_hold_stages_for_a_batch():
@@ -198,13 +188,13 @@ def test_ranks_that_one_picture_leaves_idle_hold_stages_for_a_batch():
 
 @settings(max_examples=150, deadline=None)
 @given(config=configs, ranks=ranks, model=models, request=requests, machine=machines)
-def test_a_plan_fits_the_ranks_and_keeps_what_is_set_or_the_refusal_names_a_valid_one(
+def test_a_plan_fits_the_ranks_and_keeps_what_is_set_or_is_refused_where_auto_is_not(
     config: ParallelConfig, ranks: int, model, request: RequestFacts, machine: MachineFacts
 ):
     try:
         plan = choose(Wish(config, ranks, model, request, machine)).plan
-    except ConfigurationError as error:
-        config = suggested(config, str(error))
+    except ConfigurationError:
+        config = replace(config, **dict.fromkeys((*AXES, "patches")))
         plan = choose(Wish(config, ranks, model, request, machine)).plan
     assert plan.world_size <= ranks
     assert plan.ulysses <= model.heads
@@ -214,14 +204,6 @@ def test_a_plan_fits_the_ranks_and_keeps_what_is_set_or_the_refusal_names_a_vali
     choose.cache_clear()
     assert choose(Wish(config, ranks, model, request, machine)).plan == plan
     assert explain(Wish(config, ranks, model, request, machine))
-
-
-def suggested(config: ParallelConfig, message: str) -> ParallelConfig:
-    """The configuration with the numbers that the message calls valid."""
-    numbers = re.findall(r"(data|cfg|stages|ring|ulysses|patches) (\d+)", message.rpartition("for example: ")[2])
-    assert numbers, message
-    changes = {"pipe" if name == "stages" else name: int(number) for name, number in numbers}
-    return replace(config, **changes)
 
 
 @settings(max_examples=100, deadline=None)
@@ -240,7 +222,7 @@ def test_what_auto_chooses_is_never_predicted_slower_than_one_gpu(ranks, model, 
         (
             {"cfg": 2, "ulysses": 4},
             FLUX_DEV,
-            r"cfg 2 × ulysses 4 need 8 devices, and 4 devices are there\. Set a degree",
+            r"\(cfg 2 × ulysses 4\) needs 8 workers, and 4 are running\. Lower a degree",
         ),
         ({"ulysses": 25}, FLUX_DEV, r"ulysses is 25, and FLUX\.1 has 24 attention heads\. .*a number from 1 to 4\."),
         ({"pipe": 2}, WHOLE, r"Whole cannot be cut into stages\. Set stages to auto or 1\."),

@@ -184,7 +184,6 @@ def test_degrees_that_split_a_picture_are_refused_with_a_valid_choice(facts, wis
         choose(Wish(ParallelConfig(**wish), 4, facts, _request(2), CPU))
     assert "auto or 1" in error.value.fix
     valid = {axis: 1 for axis in wish if axis != "cfg"}
-    assert all(f"{name} 1" in error.value.fix.replace("stages", "pipe") for name in valid)
     choose(Wish(ParallelConfig(**{**wish, **valid}), 4, facts, _request(2), CPU))
 
 
