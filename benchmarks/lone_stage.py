@@ -23,20 +23,10 @@ from parallel_runtime.planning.cut import split_blocks
 from parallel_runtime.requests.conditioning import Conditioning
 
 
-def stage_of(
-    transformer: nn.Module,
-    spec: ModelSpec,
-    mesh: Mesh,
-    compile: bool = False,
-    speeds: Sequence[float] | None = None,
-) -> ParallelTransformer:
-    """Wrap a diffusers transformer that has all its blocks as this rank's stage; the others' weights go.
-
-    Args:
-        speeds: of the stages.
-    """
+def stage_of(transformer: nn.Module, spec: ModelSpec, mesh: Mesh, compile: bool = False) -> ParallelTransformer:
+    """Wrap a diffusers transformer that has all its blocks as this rank's stage; the others' weights go."""
     blocks = all_blocks(transformer, spec.cut)
-    owned = split_blocks([1.0] * len(blocks), mesh.plan.pipe, speeds)[mesh.coordinate["pipe"]]
+    owned = split_blocks([1.0] * len(blocks), mesh.plan.pipe)[mesh.coordinate["pipe"]]
     let_go([*blocks[: owned[0]], *blocks[owned[1] :]])
     wrapped = parallelize(transformer, spec, mesh, compile=compile, owned=owned)
     wrapped.stages.run_as(owned)

@@ -12,7 +12,6 @@ from ..config import ParallelPlan
 from ..mesh.groups import GroupKey, GroupMemory, Groups
 from ..mesh.links import build_links, link_groups
 from ..mesh.mesh import Layout, Mesh, build_mesh, lay_out_plan, mesh_groups, single_rank_mesh
-from ..planning.cut import stage_speeds
 
 KEPT = 16
 """Plans whose groups are kept, the last ones that were asked for: the same on every rank, as each counts all requests.
@@ -45,8 +44,7 @@ class Meshes:
 
     def place(self, plan: ParallelPlan) -> Layout | None:
         """This rank's place in a plan, None where it takes no part. Pure."""
-        layout = lay_out_plan(plan, self.rank, self.world_size, self._token_speeds(plan))
-        return None if layout is None else replace(layout, stage_speeds=stage_speeds(plan, self.speeds))
+        return lay_out_plan(plan, self.rank, self.world_size, self._token_speeds(plan))
 
     def join(self, plan: ParallelPlan) -> Mesh | None:
         """This rank's mesh of a plan, with its links, None where this rank takes no part.
@@ -81,10 +79,8 @@ class Meshes:
     def _join(self, plan: ParallelPlan) -> Mesh | None:
         mesh = build_mesh(plan, self.rank, self.world_size, self._token_speeds(plan), self._groups)
         links = build_links(plan, self.rank, self._groups)
-        if mesh is None:
-            return None
-        return replace(mesh, links=links, stage_speeds=stage_speeds(plan, self.speeds))
+        return None if mesh is None else replace(mesh, links=links)
 
     def _token_speeds(self, plan: ParallelPlan) -> Sequence[float] | None:
-        # The ranks of a stage split their tokens patch by patch, in equal bands; stages have blocks by their speed.
+        # The ranks of a stage split their tokens patch by patch, in equal bands.
         return self.speeds if plan.pipe == 1 else None

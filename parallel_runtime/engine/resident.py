@@ -110,5 +110,5 @@ class Resident:
 
 def owned_blocks(facts: ModelFacts, place: Layout, most: float = math.inf) -> tuple[int, int]:
     """This rank's blocks by the assignment that plans reckon with."""
-    stages = assign_blocks(facts.block_sizes, place.plan.pipe, most, place.stage_speeds)
+    stages = assign_blocks(facts.block_sizes, place.plan.pipe, most)
     return stages[place.coordinate["pipe"]]

@@ -38,15 +38,12 @@ class Layout:
         coordinate: this rank's index on each axis of AXES.
         speeds: of the ranks of its sequence group, in the order of `sequence_index`, where they are unlike: they then
             hold tokens in that proportion. The same numbers on all of them.
-        stage_speeds: of all stages, by which they share out the blocks; None where they are alike. The same on every
-            rank, or stages would compute a block twice or never.
     """
 
     plan: ParallelPlan
     rank: int
     coordinate: Mapping[str, int]
     speeds: tuple[float, ...] | None = None
-    stage_speeds: tuple[float, ...] | None = None
 
     @property
     def sequence_index(self) -> int:

@@ -15,7 +15,7 @@ from ..config import ParallelPlan
 from ..requests.facts import NVLINK, MachineFacts, ModelFacts, RequestFacts
 from . import cost_constants as fitted
 from .coming_blocks import Coming
-from .cut import Assignment, assign_blocks, most_parameters, stage_speeds
+from .cut import Assignment, assign_blocks, most_parameters
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,7 @@ class _Step:
         if plan.pipe == 1:
             return ((0, model.blocks),)
         most = most_parameters(self.machine.memory_bytes if self.split_weights else 0, model.bytes_per_parameter)
-        return assign_blocks(model.block_sizes, plan.pipe, most, self.stage_speeds)
-
-    @cached_property
-    def stage_speeds(self) -> tuple[float, ...] | None:
-        return stage_speeds(self.plan, self.machine.speeds)
+        return assign_blocks(model.block_sizes, plan.pipe, most)
 
     @cached_property
     def batch(self) -> int:
@@ -93,13 +89,8 @@ class _Step:
 
     @cached_property
     def share(self) -> float:
-        """Of the blocks: those that the slowest of all ranks would compute in the time of the longest stage."""
-        counts = [stop - start for start, stop in self.assignment]
-        if self.stage_speeds is None:
-            return max(counts) / self.model.blocks
-        slowest = min(self.machine.speeds)
-        stages = zip(counts, self.stage_speeds, strict=True)
-        return max(count * slowest / speed for count, speed in stages) / self.model.blocks
+        """Of the blocks: those of the longest stage."""
+        return max(stop - start for start, stop in self.assignment) / self.model.blocks
 
     @cached_property
     def token_share(self) -> float:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from ..config import ParallelPlan
-
 _FOR_BLOCKS = 0.8
 """Part of a rank's memory that its blocks may take."""
 
@@ -17,21 +15,18 @@ Assignment = tuple[tuple[int, int], ...]
 
 
 @lru_cache(maxsize=256)  # planning asks for the same few assignments again and again
-def assign_blocks(
-    sizes: tuple[float, ...], stages: int, most: float = math.inf, speeds: tuple[float, ...] | None = None
-) -> Assignment:
+def assign_blocks(sizes: tuple[float, ...], stages: int, most: float = math.inf) -> Assignment:
     """Assign blocks to stages by time, as far as that leaves no stage with more than `most` parameters.
 
-    Blocks of a family take equally long for the same tokens, so that stages of equal speed get equally many. They may
-    differ in size all the same (FLUX.1's first ones have weights for text of their own). Where no assignment keeps to
-    `most`, the largest stage is as small as can be.
+    Blocks of a family take equally long for the same tokens, so that stages get equally many. They may differ in size
+    all the same (FLUX.1's first ones have weights for text of their own). Where no assignment keeps to `most`, the
+    largest stage is as small as can be.
 
     Args:
         sizes: parameters of each block, in forward order.
         most: parameters of all blocks of a stage, see `most_parameters`.
-        speeds: of each stage, see `stage_speeds`; None where they are alike.
     """
-    by_time = split_blocks([1.0] * len(sizes), stages, speeds, sizes, most)
+    by_time = split_blocks([1.0] * len(sizes), stages, sizes, most)
     fits = max(sum(sizes[slice(*owned)]) for owned in by_time) <= most
     return by_time if fits else split_blocks(sizes, stages)
 
@@ -45,37 +40,13 @@ def most_parameters(memory_bytes: int, bytes_per_parameter: int) -> float:
     return _FOR_BLOCKS * (memory_bytes or math.inf) / bytes_per_parameter
 
 
-def stage_speeds(plan: ParallelPlan, speeds: Sequence[float] | None) -> tuple[float, ...] | None:
-    """Return the speed of every stage, that of the slowest of its ranks; None where they are alike.
-
-    Every pipeline of the plan has the same assignment of blocks, so a stage's ranks are those of all data and CFG
-    parts.
-
-    Args:
-        speeds: of every rank of the world, see mesh/speeds.py; the same numbers on all of them, or stages would not fit
-            together.
-    """
-    if not speeds:
-        return None
-    stages = [
-        min(speeds[rank] for rank in range(plan.world_size) if rank // plan.sequence % plan.pipe == stage)
-        for stage in range(plan.pipe)
-    ]
-    return tuple(stages) if len(set(stages)) > 1 else None
-
-
 def split_blocks(
-    costs: Sequence[float],
-    stages: int,
-    speeds: Sequence[float] | None = None,
-    sizes: Sequence[float] | None = None,
-    most: float = math.inf,
+    costs: Sequence[float], stages: int, sizes: Sequence[float] | None = None, most: float = math.inf
 ) -> Assignment:
-    """Assign consecutive blocks to stages so that the slowest stage is as fast as can be.
+    """Assign consecutive blocks to stages so that the longest stage is as short as can be.
 
     Args:
         costs: of each block, in forward order, in any unit.
-        speeds: cost per time of each stage; None where they are alike.
         sizes: of each block; assignments in which those of a stage are more than `most` together come last.
 
     Returns:
@@ -84,19 +55,19 @@ def split_blocks(
     assert 1 <= stages <= len(costs)  # others are refused before (limits.py)
     sums, filled = [0.0, *accumulate(costs)], [0.0, *accumulate(sizes or costs)]
 
-    def seconds(stage: int, start: int, stop: int) -> float:
+    def cost(start: int, stop: int) -> float:
         if sizes is not None and filled[stop] - filled[start] > most:
             return math.inf
-        return (sums[stop] - sums[start]) / (speeds[stage] if speeds is not None else 1.0)
+        return sums[stop] - sums[start]
 
     nothing = (0.0, 0.0, ())
-    # For the first blocks up to `stop`: the cost of the slowest stage, how uneven the stages are, where each starts.
+    # For the first blocks up to `stop`: the cost of the longest stage, how uneven the stages are, where each starts.
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {
-        stop: _add_stage(nothing, 0, seconds(0, 0, stop)) for stop in range(1, len(costs) + 1)
+        stop: _add_stage(nothing, 0, cost(0, stop)) for stop in range(1, len(costs) + 1)
     }
     for stage in range(1, stages):
         best = {
-            stop: min(_add_stage(best[start], start, seconds(stage, start, stop)) for start in range(stage, stop))
+            stop: min(_add_stage(best[start], start, cost(start, stop)) for start in range(stage, stop))
             for stop in range(stage + 1, len(costs) + 1)
         }
     starts = best[len(costs)][2]

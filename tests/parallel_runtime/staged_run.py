@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -98,7 +97,7 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
             continue  # the plan does not use this rank
         dtype = getattr(torch, case.get("dtype", "float32"))
         transformer = build_transformer(layers=LAYERS, dtype=dtype)
-        stage = stage_of(transformer, FLUX, mesh, compile, case.get("speeds"))
+        stage = stage_of(transformer, FLUX, mesh, compile)
         inputs = make_inputs(case)
         branches = [
             Conditioning({"context": context.to(dtype), **extra})
@@ -133,7 +132,7 @@ def _sample(
 
 
 def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
-    """One resident model, whole on both ranks: over heads, in stages, in other stages, and so again."""
+    """One resident model, whole on both ranks: over heads, in stages, and so again."""
     inputs = make_inputs({"latent": (12, 6), "steps": 4})
     text = Conditioning({"context": inputs["contexts"][0], **inputs["extras"][0]})
     x, timestep = inputs["x"], torch.full((1,), 0.7)
@@ -147,11 +146,9 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
     meshes = Meshes(rank, world_size)
     outputs = {}
     staged = ParallelPlan(pipe=2, patches=2, warmup_steps=1)
-    turns = 2 * [(ParallelPlan(ulysses=2), None), (staged, None), (staged, (1.0, 0.5))]
-    for number, (plan, speeds) in enumerate(turns):
+    for number, plan in enumerate(2 * [ParallelPlan(ulysses=2), staged]):
         mesh = meshes.join(plan)
         assert mesh is not None
-        mesh = replace(mesh, stage_speeds=speeds)
         network = resident.run_at(mesh)
         if mesh.links is None:
             output = Predictor(network, mesh)([Call(x, timestep, text)])[0]
@@ -159,9 +156,8 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
             runner = StageRunner(network, mesh, mesh.links, [text], x, 1, keep=False)
             with torch.no_grad():
                 output = forward_once(runner, x, timestep)
-            stages = ((0, 6), (6, 8)) if speeds else ((0, 4), (4, 8))
             assert resident.network is not None
-            assert resident.network.stages.owned == stages[rank]
+            assert resident.network.stages.owned == ((0, 4), (4, 8))[rank]
         if rank == 0:
             outputs[str(number)] = output
     return outputs

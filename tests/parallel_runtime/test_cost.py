@@ -20,7 +20,7 @@ from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.facts import describe
 from parallel_runtime.networks.stages import all_blocks, let_go
 from parallel_runtime.planning.cost import predict
-from parallel_runtime.planning.cut import assign_blocks, most_parameters, stage_speeds
+from parallel_runtime.planning.cut import assign_blocks, most_parameters
 from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, Seen, known_gpu
 from tests.parallel_runtime.host_route_run import PolledMemory
 from tests.ranks import run_ranks
@@ -62,24 +62,20 @@ def test_a_request_is_described_by_its_shapes():
 
 
 @pytest.mark.parametrize("memory", [130, 12, 8], ids=["assigned by time", "by time as far as it fits", "by parameters"])
-@pytest.mark.parametrize("speeds", [(), (1.0, 0.5, 1.0, 1.0)], ids=["alike", "unlike"])
-def test_the_fullest_rank_is_predicted_with_the_weights_that_its_stage_holds(memory, speeds):
-    plan, machine = (
-        ParallelPlan(pipe=4, patches=4, warmup_steps=1),
-        replace(H200, memory_bytes=memory * GIB, speeds=speeds),
-    )
+def test_the_fullest_rank_is_predicted_with_the_weights_that_its_stage_holds(memory):
+    plan, machine = ParallelPlan(pipe=4, patches=4, warmup_steps=1), replace(H200, memory_bytes=memory * GIB)
     held = []
     for stage in range(4):
         transformer = flux_on_meta()
         most = most_parameters(machine.memory_bytes, 2)
         blocks = all_blocks(transformer, FLUX.cut)
         sizes = tuple(sum(parameter.numel() for parameter in block.parameters()) for block in blocks)
-        owned = assign_blocks(sizes, 4, most, stage_speeds(plan, speeds))[stage]
+        owned = assign_blocks(sizes, 4, most)[stage]
         let_go([*blocks[: owned[0]], *blocks[owned[1] :]])
         held.append(sum(2 * parameter.numel() for parameter in transformer.parameters()))
     # Keys and values weigh less than the difference of two stages here.
     assert predict(plan, FLUX_DEV, flux_request(256), machine, True).weight_bytes == max(held)
-    if memory == 130 and not speeds:
+    if memory == 130:
         rows = json.loads((RESULTS / "pipefusion_step.json").read_text())["rows"]
         measured = [row["weights_gib"] for row in rows if row["plan"].startswith("stages 4 ")]
         assert measured == pytest.approx([max(held) / GIB] * len(measured), rel=1e-3)
@@ -109,14 +105,14 @@ def test_unlike_ranks_are_predicted_to_share_by_their_speed():
         return cost.seconds - cost.exchange_seconds
 
     staged = {"pipe": 2, "patches": 2, "warmup_steps": 1}
-    for plan in (staged, {"ulysses": 2}):
-        # Two thirds of the work, at twice the speed, instead of a half.
-        assert computing(fast, **plan) == pytest.approx(computing(H200, **plan) * 2 / 3, rel=0.05)
+    # Two thirds of the tokens, at twice the speed, instead of a half.
+    assert computing(fast, ulysses=2) == pytest.approx(computing(H200, ulysses=2) * 2 / 3, rel=0.05)
     assert computing(fast) == pytest.approx(computing(H200) / 2, rel=0.01)
     assert computing(replace(H200, speeds=(0.5, 1.0))) == computing(H200)
-    # A stage is as fast as its slowest rank: here both stages are alike.
+    # Stages get as many blocks each, and the ranks of a stage as many tokens.
     four = replace(H200, speeds=(1.0, 0.5, 0.5, 1.0))
-    assert computing(four, ulysses=2, **staged) == computing(H200, ulysses=2, **staged)
+    for plan, machine in ((staged, fast), ({"ulysses": 2, **staged}, four)):
+        assert computing(machine, **plan) == computing(H200, **plan)
 
 
 def test_warm_up_and_step_by_step_sampling_make_stages_slower_and_links_make_ulysses_slower():

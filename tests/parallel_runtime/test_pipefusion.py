@@ -34,7 +34,6 @@ CASES = {
         case("four patches", pipe=2, patches=4),
         case("patches that do not divide", pipe=2, patches=4, latent=(14, 5)),
         case("batch of two", pipe=2, batch=2),
-        case("unlike stages", pipe=2, speeds=[1.0, 0.5]),
         case("cfg on one pipeline", pipe=2, texts=[5, 3]),
         case("warm-up of two", pipe=2, patches=3, warmup=2),
         case("synchronous only", pipe=2, warmup=4),
@@ -153,7 +152,7 @@ def test_compiled_stages_have_no_graph_breaks_and_give_the_same(monkeypatch):
 
 def test_a_whole_model_runs_in_stages_and_without_in_turn():
     outputs = run_ranks(2, "tests.parallel_runtime.staged_run:run_in_turn")[0]
-    assert len(outputs) == 6
+    assert len(outputs) == 4
     for output in outputs.values():
         assert relative_error(output, outputs["0"]) < 1e-5
 

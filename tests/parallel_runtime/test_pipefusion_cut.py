@@ -19,29 +19,22 @@ from parallel_runtime.planning.plan import choose
 from parallel_runtime.planning.wish import Wish
 from parallel_runtime.requests.facts import CPU
 
-speeds_of_stages = st.none() | st.lists(st.sampled_from([0.25, 0.5, 1.0]), min_size=6, max_size=6)
 
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 6), speeds_of_stages)
-def test_no_split_of_the_blocks_has_a_faster_slowest_stage(costs, stages, speeds):
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 6))
+def test_no_split_of_the_blocks_has_a_shorter_longest_stage(costs, stages):
     assume(stages <= len(costs))  # no plan has more: test_plan.py
-    speeds = speeds[:stages] if speeds else None
 
-    def seconds(stage: int, start: int, stop: int) -> float:
-        return sum(costs[start:stop]) / (speeds[stage] if speeds else 1)
-
-    def slowest(start: int, left: int) -> float:
+    def longest(start: int, left: int) -> float:
         """By trying everything."""
-        stage = stages - left
         if left == 1:
-            return seconds(stage, start, len(costs))
+            return sum(costs[start:])
         cuts = range(start + 1, len(costs) - left + 2)
-        return min(max(seconds(stage, start, cut), slowest(cut, left - 1)) for cut in cuts)
+        return min(max(sum(costs[start:cut]), longest(cut, left - 1)) for cut in cuts)
 
-    owned = split_blocks(costs, stages, speeds)
+    owned = split_blocks(costs, stages)
     assert [index for start, stop in owned for index in range(start, stop)] == list(range(len(costs)))
     assert all(start < stop for start, stop in owned)
-    assert max(seconds(stage, *each) for stage, each in enumerate(owned)) == slowest(0, stages)
+    assert max(sum(costs[start:stop]) for start, stop in owned) == longest(0, stages)
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 2), st.integers(1, 9))

@@ -1,4 +1,4 @@
-"""What a stage gets and keeps: blocks by its speed, keys and values as predicted; what has no room is refused."""
+"""What a stage gets and keeps: blocks by their number, keys and values as predicted; what has no room is refused."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from benchmarks.lone_stage import stage_of
-from parallel_runtime.config import ParallelPlan
 from parallel_runtime.engine.family import DiffusersFamily
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.planning.cost import kept_bytes
-from parallel_runtime.planning.cut import assign_blocks, stage_speeds
+from parallel_runtime.planning.cut import assign_blocks
 from parallel_runtime.requests.facts import Seen
 from tests.families import STAGED, build, facts_of
 from tests.parallel_runtime.engine_run import measure_kept
-from tests.parallel_runtime.flux_forward import relative_error
 from tests.parallel_runtime.staged_families import run_family
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config, write_diffusers_folder
@@ -25,40 +23,27 @@ def counts(stages: tuple[tuple[int, int], ...]) -> list[int]:
     return [stop - start for start, stop in stages]
 
 
-def test_blocks_are_assigned_by_speed_as_far_as_memory_allows():
+def test_blocks_are_assigned_evenly_as_far_as_memory_allows():
     assert counts(assign_blocks((1,) * 30, 2)) == [15, 15]
-    assert counts(assign_blocks((1,) * 30, 2, speeds=(1.0, 0.5))) == [20, 10]
-    assert counts(assign_blocks((1,) * 32, 3, speeds=(0.5, 1.0, 0.5))) == [8, 16, 8]
-    assert counts(assign_blocks((1,) * 30, 2, most=18, speeds=(1.0, 0.5))) == [18, 12]
+    assert counts(assign_blocks((1,) * 32, 3)) == [10, 11, 11]
     assert counts(assign_blocks((3,) * 10 + (1,) * 20, 2, most=26)) == [8, 22]  # 24 and 26 parameters
     assert counts(assign_blocks((3,) * 10 + (1,) * 20, 2, most=20)) == [8, 22]  # nothing fits; the largest is smallest
 
 
-def test_a_stage_is_as_fast_as_its_slowest_rank_in_any_pipeline():
-    plan = ParallelPlan(cfg=2, pipe=2, ulysses=2, patches=2)
-    assert stage_speeds(plan, None) is None
-    assert stage_speeds(plan, [1.0, 1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0]) == (1.0, 0.5)
-    assert stage_speeds(plan, [1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.5, 1.0]) is None  # one in each
-    assert stage_speeds(plan, [1.0] * 4 + [0.75, 1.0, 1.0, 1.0, 0.1]) == (0.75, 1.0)  # the ninth takes no part
-
-
 @pytest.mark.slow
-def test_unlike_ranks_share_the_blocks_by_speed_with_the_same_result_and_one_without_room_refuses(tmp_path):
+def test_unlike_ranks_have_as_many_blocks_each_and_one_without_room_refuses(tmp_path):
     path = write_diffusers_folder(tmp_path / "tiny", tiny_config(num_layers=3, num_single_layers=3))
     first, second = run_ranks(
-        2, "tests.parallel_runtime.engine_run:run_unlike_engines", {"path": str(path), "speeds": [1.0, 0.5]}
+        2, "tests.parallel_runtime.engine_run:run_unlike_engine", {"path": str(path), "speeds": [1.0, 0.5]}
     )
-    assert (first["alike owned"], second["alike owned"]) == ([0, 3], [3, 6])
-    assert (first["unlike owned"], second["unlike owned"]) == ([0, 4], [4, 6])
-    assert "2 stages of 3 blocks" in first["alike says"]
-    assert "2 stages of 2 to 4 blocks" in first["unlike says"]
-    assert first["unlike told speeds"] == []  # a later pool measures its own
-    assert relative_error(first["unlike"], first["alike"]) < 1e-5
+    assert (first["owned"], second["owned"]) == ([0, 3], [3, 6])
+    assert "2 stages of 3 blocks" in first["says"]
+    assert first["told speeds"] == []  # a later pool measures its own
     # Rank 1 has no room: it says so before anything runs, and the next request runs.
     assert "refused" not in first
     for words in ("A picture of 25 tokens", "keys and values", "activations", "(worker 1)", "smaller picture"):
         assert words in second["refused"]
-    assert torch.equal(first["afterwards"], first["unlike"])
+    assert torch.equal(first["afterwards"], first["sampled"])
 
 
 @pytest.mark.long_but_for("Wan", "SD3.5 medium")
