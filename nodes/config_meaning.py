@@ -1,34 +1,10 @@
-"""What the values of Parallel Config mean: for the devices, and for the model that it is connected to. No ComfyUI
-needed."""
+"""What the values of Parallel Config mean for the devices. No ComfyUI needed."""
 
 from __future__ import annotations
 
 from parallel_runtime.config import AXES, SHOWN_AXES, ParallelConfig
 from parallel_runtime.errors import ConfigurationError
-from parallel_runtime.requests.plan_details import PlanDetails
 from parallel_runtime.said import Said, said, together
-
-from .prompt_graph import USUAL
-
-
-def explain_limits(details: PlanDetails, size: tuple[int, int] = USUAL) -> Said:
-    """How far each value can go with this model, and what these values come to for one picture of this size."""
-    model, heads, blocks = details.model, details.heads, details.blocks
-    if not details.splits_sequence:
-        text = "With {model}, only cfg and data can be above 1: devices cannot share out the tokens of a picture."
-        sentences = [said(text, model=model), said("Its weights can only be whole, on each GPU.")]
-    else:
-        stages = said("Stages can be up to {blocks}, its blocks.", blocks=blocks)
-        sentences = [
-            said("With {model}, ulysses can be up to {heads}, its attention heads.", model=model, heads=heads),
-            stages if details.has_stages else said("It cannot be cut into stages."),
-        ]
-    taken = [f"{SHOWN_AXES.get(axis, axis)} {details.degrees[axis]}" for axis in AXES if details.degrees[axis] > 1]
-    plan = " × ".join(taken) or said("one device")
-    sentences.append(
-        said("One picture of {width} × {height} without CFG: {plan}.", width=size[0], height=size[1], plan=plan)
-    )
-    return together(sentences)
 
 
 def preview(config: ParallelConfig) -> Said:

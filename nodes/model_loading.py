@@ -13,19 +13,12 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.said import Said, said, together
 
-from .config_meaning import explain_limits, preview
 from .model_files import choose_network
-from .node_text import (
-    find_running_node,
-    notices_on_running_node,
-    running_node,
-    show_on_running_node,
-    show_text,
-)
+from .node_text import notices_on_running_node, show_on_running_node
 from .panel.settings import default_config, read_settings
 from .parallel_config import ConfigSocket
 from .pool_patchers import drop_others, keep
-from .prompt_graph import USUAL, find_config, find_loaders, find_size
+from .prompt_graph import USUAL, find_size
 from .wait_notices import OPENING
 
 if TYPE_CHECKING:
@@ -86,8 +79,7 @@ def load_on_node(
     weight_dtype: str = DEFAULT_DTYPE,
     parallel_config: Mapping[str, Any] | None = None,
 ) -> tuple[RemoteModelPatcher, Said]:
-    """Load a file and make the MODEL: stops with the prompt, shows the plan of each run on the node, and on the node
-    that gave the configuration what its values mean for this model.
+    """Load a file and make the MODEL; stops with the prompt.
 
     Args:
         hidden: of the node: its number, and the prompt.
@@ -100,29 +92,21 @@ def load_on_node(
     """
     from .interrupt import stopping_with_prompt
 
-    def show_plan(text: str) -> None:
-        """After a run. The loader's result may be from the cache, where its node had another number."""
-        for name in find_loaders(find_running_node, running_node()[1], path.name):
-            show_text(name, together((text, why)))
-            show_text(find_config({name: find_running_node(name) or {}}, name), meaning)
-
     show_on_running_node(OPENING)
     config = wished_config(parallel_config)
     with stopping_with_prompt() as interrupted:
         size = find_size(hidden.prompt, hidden.unique_id) if config.patches is None else USUAL
-        model, why = _make_model(path, weight_dtype, config, size, show_plan)
+        model, why = _make_model(path, weight_dtype, config, size)
         loaded = model.remote.load(interrupted, model.make_room if model.devices else None)
         keep(model)
         drop_others(model)
-        meaning = together((preview(config), explain_limits(loaded.details, size) if loaded.details else ""))
-        show_text(find_config(hidden.prompt, hidden.unique_id), meaning)
-    # Which batch will run is not known yet, nor always which size; after the run, the plan that ran is.
+    # Which batch will run is not known yet, nor always which size; after the run, the sampler says what ran.
     picture = said("One picture of {width} × {height}: {plan}", width=size[0], height=size[1], plan=loaded.explanation)
     return model, together((picture, why))
 
 
 def _make_model(
-    path: Path, weight_dtype: str, config: ParallelConfig, size: tuple[int, int], show_plan: Callable[[str], None]
+    path: Path, weight_dtype: str, config: ParallelConfig, size: tuple[int, int]
 ) -> tuple[RemoteModelPatcher, Said]:
     """The MODEL, by the file's header, while the pool's processes come up; and what is to be said of the file."""
     # Imported here and not at the top: ComfyUI's start shall not pay for it.
@@ -146,7 +130,7 @@ def _make_model(
     code = comfyui_code(plain, weight_dtype == FAST_FLOAT8, gguf) if not file.path.is_dir() else None
     dtype = str(cast or weights).removeprefix("torch.")
     request = ModelRequest(str(path), dtype, config, file.identity, code, size)
-    remote = RemoteTransformer(request, notices=notices_on_running_node(path.name), show_on_loader=show_plan)
+    remote = RemoteTransformer(request, notices_on_running_node(path.name))
     model = build_model(file, weights, cast, remote)
     add_loop(model)
     return model, why

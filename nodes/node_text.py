@@ -17,10 +17,8 @@ from parallel_runtime.errors import ParallelError
 
 from .panel.settings import language_of, read_settings
 from .run_notices import STOPPED, RunNotices
-from .shown_texts import ShownTexts
 from .spoken import in_language
 
-SHOWN = ShownTexts()
 EVENT = "parallel_dit.text"
 
 
@@ -45,7 +43,6 @@ def _put(text: str, node_id: str) -> None:
         server.send_progress_text(spoken, node_id)
     else:
         server.send_sync(EVENT, {"node": node_id, "text": spoken})
-    SHOWN.note(get_progress_state().dynprompt.get_original_prompt(), node_id, text)
 
 
 def running_node() -> tuple[str, str]:

@@ -15,7 +15,6 @@ from server import PromptServer
 from parallel_runtime.errors import LAST, ParallelError
 
 from .model_nodes import REFUSED
-from .node_text import SHOWN, in_canvas_language
 from .panel.actions import ACTIONS, keep_house
 from .panel.diagnostics import read_newest, write_diagnostics
 from .panel.settings import default_config, read_settings
@@ -49,11 +48,6 @@ def serve_panel() -> None:
     @routes.get("/parallel_dit/refused_nodes")
     async def refused(request: web.Request) -> web.Response:
         return web.json_response(dict(REFUSED))
-
-    @routes.get("/parallel_dit/texts")
-    async def texts(request: web.Request) -> web.Response:
-        graph = _graph(request.query.get("prompt_id", ""))
-        return web.json_response({node: in_canvas_language(text) for node, text in SHOWN.of(graph).items()})
 
     @routes.post("/parallel_dit/error")
     async def error(request: web.Request) -> web.Response:
@@ -89,15 +83,6 @@ def _action(name: str) -> Callable[[web.Request], Awaitable[web.Response]]:
         return web.json_response(await asyncio.to_thread(read_status))
 
     return act
-
-
-def _graph(prompt_id: str) -> dict[str, Any]:
-    """Of a prompt that runs or has run; empty where there is none of that number."""
-    queue = PromptServer.instance.prompt_queue
-    running, _ = queue.get_current_queue_volatile()
-    known = [item for item in running if item[1] == prompt_id]
-    known += [entry["prompt"] for entry in queue.get_history(prompt_id=prompt_id).values()]
-    return known[0][2] if known else {}
 
 
 async def _wishes(request: web.Request) -> dict[str, Any]:

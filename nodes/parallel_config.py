@@ -91,7 +91,7 @@ class ParallelConfigNode(io.ComfyNode):
                     "ulysses",
                     numbers(DEGREES),
                     tooltip="Splits one picture over this many GPUs: each computes a part of the attention heads. "
-                    "At most the model's head count, which the text below says after a run.",
+                    "At most the model's head count.",
                 ),
                 _menu(
                     "attention",

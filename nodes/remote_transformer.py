@@ -12,7 +12,7 @@ import torch
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.patching.patch_data import UNPATCHED
-from parallel_runtime.said import said, together
+from parallel_runtime.said import together
 
 from .carried_patches import CarriedPatches
 from .run_notices import RunNotices, describe_loop
@@ -50,7 +50,6 @@ class RemoteTransformer:
     Args:
         model: what to load.
         notices: says on the node that is running what it waits for, and what ran.
-        show_on_loader: puts a text on the node that loaded the model.
         connect: configuration -> pool.
     """
 
@@ -58,11 +57,9 @@ class RemoteTransformer:
         self,
         model: ModelRequest,
         notices: RunNotices,
-        show_on_loader: Callable[[str], None],
         connect: Callable[[ParallelConfig], PoolClient] = _connect,
     ):
         self.model = model
-        self._show_on_loader = show_on_loader
         self.notices = notices
         self.patches = UNPATCHED
         """Weight patches of the calls to come."""
@@ -156,7 +153,7 @@ class RemoteTransformer:
         return output.to(request.x)
 
     def finish_run(self, whole: bool = True) -> None:
-        """A sampling run is over: sampler and loader show the plan that ran, the latter in place of what it foresaw.
+        """A sampling run is over: its node shows the plan that ran.
 
         Args:
             whole: it came to its end, and no error or cancel ended it.
@@ -164,9 +161,7 @@ class RemoteTransformer:
         self.functions.end()
         if summary := self.notices.finish(whole):
             how = describe_loop(self.notices.obstacles, self.stages) if self.notices.obstacles else ""
-            told = together((summary, how))
-            self.notices.waits.tell(told)
-            self._show_on_loader(together((said("Last run:"), told)))
+            self.notices.waits.tell(together((summary, how)))
 
     def _note(self, pool: PoolClient, x: torch.Tensor, steps: int, how: Hashable) -> None:
         if pool.ran is not None:

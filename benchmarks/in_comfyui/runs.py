@@ -91,6 +91,8 @@ def take_in(run: Run, message: str | bytes) -> str:
         _read_binary(run, message)
         return ""
     kind, data = (content := json.loads(message))["type"], content["data"]
+    if kind == "parallel_dit.text":  # on a node that is not of ours, such as KSampler
+        run.texts.append(data["text"])
     if data.get("prompt_id") != run.prompt:
         return ""
     return "end" if _read(run, kind, data) else kind

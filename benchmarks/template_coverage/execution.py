@@ -8,10 +8,11 @@ import random
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -139,14 +140,15 @@ class Execution:
                 run = self._server.run(graph, time.monotonic() + _SECONDS)
                 if run.error:
                     return Executed(judged.name, files, error=f"{name}: {run.error}"[:400])
-                if devices is not None and not any("Last run:" in text for text in run.texts):
+                ran = [] if devices is None else self._runs(began)
+                if devices is not None and not ran:
                     return Executed(judged.name, files, error="the pool computed nothing")
-                if devices is not None and judged.loops_in_pool and (told := _step_by_step(run.texts)):
-                    return Executed(judged.name, files, error=f"counted with its loops in the pool: {told[0]}")
+                steps = tuple(dict.fromkeys(run["why"] for run in ran if run["loop"] == "steps"))
+                if judged.loops_in_pool and steps:
+                    return Executed(judged.name, files, error=f"counted with its loops in the pool: {steps[0]}")
                 if missing := [n for n in range(small.samplers) if not (folder / f"{n}.safetensors").exists()]:
                     return Executed(judged.name, files, error=f"{name}: ComfyUI left out samplers {missing}")
                 folders[name] = folder
-            steps = self._steps(began)
         except (CannotStandIn, MeasurementError) as error:
             self._server.settle(30)
             return Executed(judged.name, files, error=str(error)[:400])
@@ -158,10 +160,9 @@ class Execution:
             differences.append(float((latent - wanted).abs().max() / wanted.abs().max()))
         return Executed(judged.name, files, len(differences), max(differences, default=None), steps=steps)
 
-    def _steps(self, began: float) -> tuple[str, ...]:
-        """Why loops that ran since a moment went step by step."""
-        ran = [run for run in self._server.api.pool_runs() if run["ended"] >= began]
-        return tuple(dict.fromkeys(run["why"] for run in reversed(ran) if run["loop"] == "steps"))
+    def _runs(self, began: float) -> list[dict[str, Any]]:
+        """What the pool ran since a moment, the first of them first."""
+        return [run for run in reversed(self._server.api.pool_runs()) if run["ended"] >= began]
 
     def _leave_light(self, wanted: tuple[str, ...]) -> None:
         """Let the models of the templates before go: ComfyUI and both ranks have a copy of each."""
@@ -208,11 +209,6 @@ class Execution:
                 path.unlink()
                 raise MeasurementError(f"no memory for three copies ({needed >> 30} GiB)")
             time.sleep(1)
-
-
-def _step_by_step(texts: Iterable[str]) -> list[str]:
-    """Those of nodes that tell of such a loop."""
-    return [text for text in texts if "Sampled step by step" in text]
 
 
 def write_lora(file: Path, lora: Path) -> None:

@@ -84,8 +84,6 @@ def details_of(wish: Wish) -> PlanDetails:
         model.blocks,
         request.tokens,
         request.batch,
-        model.splits_sequence,
-        model.has_stages,
         *predicted,
     )
 

@@ -16,7 +16,6 @@ class PlanDetails(msgspec.Struct, frozen=True):
         heads: attention heads of the model.
         blocks: of the model.
         tokens, batch: of the request; CFG branches times pictures.
-        splits_sequence, has_stages: see `ModelFacts`.
         step_seconds: predicted for a step of this plan; 0 where nothing can be predicted (on a CPU, for a U-Net).
         one_gpu_seconds: predicted for a step on one GPU; 0 likewise.
         memory_bytes: predicted for the GPU that needs the most; 0 likewise.
@@ -30,8 +29,6 @@ class PlanDetails(msgspec.Struct, frozen=True):
     blocks: int
     tokens: int
     batch: int
-    splits_sequence: bool = True
-    has_stages: bool = False
     step_seconds: float = 0.0
     one_gpu_seconds: float = 0.0
     memory_bytes: int = 0

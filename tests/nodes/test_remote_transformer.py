@@ -14,7 +14,7 @@ from nodes import carried_patches
 from nodes.carried_patches import CarriedPatches
 from nodes.panel.run_history import HISTORY, RunHistory
 from nodes.remote_transformer import RemoteTransformer
-from nodes.run_notices import IN_TURN, RunNotices
+from nodes.run_notices import IN_TURN, STOPPED, RunNotices
 from nodes.transformer_call import TransformerCall
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import PoolError, RequestError
@@ -94,8 +94,8 @@ def make_remote(devices: str = "cpu:2", stages: int = 1) -> tuple[RemoteTransfor
     return remote_of(pool, model), pool
 
 
-def remote_of(pool: DoublingPool, model: ModelRequest, notices=None, show_on_loader=lambda text: None):
-    return RemoteTransformer(model, notices or RunNotices(lambda text: None), show_on_loader, lambda config: pool)
+def remote_of(pool: DoublingPool, model: ModelRequest, notices=None):
+    return RemoteTransformer(model, notices or RunNotices(lambda text: None), lambda config: pool)
 
 
 def listen(remote: RemoteTransformer, pool: DoublingPool) -> list[str]:
@@ -265,10 +265,8 @@ def test_nothing_is_told_of_stages_in_the_pool_nor_of_a_whole_model(caplog):
 
 
 def test_the_plan_that_ran_its_latent_and_the_time_per_step_are_told_after_the_run():
-    shown: list[str] = []
     remote, pool = make_remote()
-    remote = remote_of(pool, remote.model, show_on_loader=shown.append)
-    listen(remote, pool)
+    shown = listen(remote, pool)
     remote.finish_run()
     assert shown == []  # nothing ran
     pool.ran = SimpleNamespace(plan="cfg 2: the batch of 2 is split 2 ways.")
@@ -277,7 +275,7 @@ def test_the_plan_that_ran_its_latent_and_the_time_per_step_are_told_after_the_r
         pool.now = 10.0 + 0.05 * second
         remote.forward(make_call(x, sample_sigmas=torch.ones(4)), never)
     remote.finish_run()
-    assert shown == ["Last run: Latent 16 × 24. cfg 2: the batch of 2 is split 2 ways. 100 ms per step."]
+    assert shown == ["Latent 16 × 24. cfg 2: the batch of 2 is split 2 ways. 100 ms per step."]
     remote.notices.begin()
     remote.notices.loop([said("a mask"), said("a mask")])
     remote.forward(make_call(torch.ones(1, 4, 3, 8, 8)), never)
@@ -290,15 +288,15 @@ def test_the_plan_that_ran_its_latent_and_the_time_per_step_are_told_after_the_r
     remote.forward(make_call(torch.ones(1, 4, 3, 8, 8)), never)
     remote.finish_run()
     assert HISTORY.to_mapping()["runs"][0] | {"loop": "pool", "why": ""} == HISTORY.to_mapping()["runs"][0]
-    assert shown[2:] == ["Last run: Latent 3 × 8 × 8. cfg 2: the batch of 2 is split 2 ways."]  # one may have compiled
+    assert shown[2:] == ["Latent 3 × 8 × 8. cfg 2: the batch of 2 is split 2 ways."]  # one may have compiled
 
 
 def test_a_run_that_is_stopped_or_refused_leaves_the_last_good_one_as_it_is():
     shown: list[str] = []
     history = RunHistory()
     remote, pool = make_remote()
-    notices = RunNotices(lambda text: None, lambda: pool.now, history=history)
-    remote = remote_of(pool, remote.model, notices, shown.append)
+    notices = RunNotices(shown.append, lambda: pool.now, history=history)
+    remote = remote_of(pool, remote.model, notices)
     pool.ran = SimpleNamespace(plan="One rank.")
     for whole in (True, False):
         notices.begin()
@@ -308,7 +306,9 @@ def test_a_run_that_is_stopped_or_refused_leaves_the_last_good_one_as_it_is():
         remote.finish_run(whole)
     notices.begin()
     remote.finish_run(whole=False)  # refused before its first step
-    assert len(shown) == len(history.runs) == 1
+    assert shown[0].startswith("Latent 8 × 8. One rank. 100 ms per step.")
+    assert shown[1:] == [STOPPED, STOPPED]
+    assert len(history.runs) == 1
 
 
 @pytest.mark.parametrize(

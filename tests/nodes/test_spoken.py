@@ -11,13 +11,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.flux_facts import FLUX_DEV
-from nodes.config_meaning import explain_limits
 from nodes.panel.settings import LANGUAGES
 from nodes.run_notices import IN_TURN
 from nodes.spoken import TABLES, in_language, read_table
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError, PoolError
-from parallel_runtime.planning.explanation import details_of, explain
+from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.wish import TYPICAL, Wish
 from parallel_runtime.requests.facts import CPU, GIB, PCIE, known_gpu
 from parallel_runtime.said import Said, said, together
@@ -103,7 +102,6 @@ def test_sentences_speak_of_devices_and_workers_and_not_of_how_they_work(said_by
 @pytest.mark.parametrize("language", OTHERS)
 def test_plans_leave_no_english(language):
     texts = plan_texts() | {together(IN_TURN)}
-    texts |= {explain_limits(details_of(Wish(ParallelConfig(), 2, model, TYPICAL, CPU))) for model in (FLUX_DEV, UNET)}
     assert len(texts) > 100
     left = {str(text): in_language(text, language) for text in texts}
     assert {text: spoken for text, spoken in left.items() if is_english(spoken)} == {}

@@ -51,7 +51,7 @@ def test_one_click_a_run_the_panel_and_an_error(host, canvas, tmp_path):
     set_setting(canvas, "ParallelDiT.DefaultDevices", "cpu:2")
     queue(canvas, host)
     wait_for(lambda: "ulysses 2" in text_on(canvas, "KSampler"))
-    wait_for(lambda: text_on(canvas, "ParallelLoader").startswith("Last run: "))
+    wait_for(lambda: text_on(canvas, "ParallelLoader").startswith("One picture of "))
     show_panel(canvas, True)
     wait_for(lambda: "plan.safetensors" in panel_text(canvas) and "measured" in panel_text(canvas))
     canvas.picture(tmp_path / "older.png")

@@ -12,10 +12,8 @@ const LEAST = 58; // its height
 
 const style = h("style", { id: "pdit-text-style" });
 const texts = new Map(); // execution id -> what it showed last
-const outputs = new Map(); // execution id -> the text of its output
 
 const kindOf = (node) => node?.comfyClass ?? node?.type;
-const usesOurs = (graph) => (graph?.nodes ?? []).some((node) => OURS.has(kindOf(node)) || usesOurs(node.subgraph));
 const widgetOf = (node) => node.widgets?.find(({ name }) => name === REPORT || name === WIDGET);
 
 function hasRoom(node) {
@@ -30,7 +28,7 @@ function show(id, text) {
   const node = nodes.pop();
   if (!node) return;
   texts.set(String(id), text);
-  // What ran matters more than what a config asks for, and its loader says it.
+  // What its loader foresees matters more than what a config asks for.
   if (kindOf(node) !== "ParallelConfig") for (const around of nodes) writeBadge(around, text);
   if (LiteGraph.vueNodesMode) makeReadable(id);
   if (widgetOf(node)?.name === REPORT) widgetOf(node).value = text;
@@ -44,26 +42,6 @@ api.dispatchCustomEvent = function (type, detail) {
   return ours ? show(detail.nodeId, detail.text) : dispatch.call(this, type, detail);
 };
 api.addEventListener("parallel_dit.text", ({ detail }) => show(detail.node, detail.text));
-
-// A cached node's output comes again, as it was when it ran; what was shown since then is newer.
-api.addEventListener("executed", ({ detail }) => {
-  const id = String(detail?.node);
-  const text = detail?.output?.text?.[0];
-  if (typeof text !== "string" || !OURS.has(kindOf(nodesOfPath(id).at(-1)))) return;
-  const known = outputs.get(id) === text && texts.get(id);
-  outputs.set(id, text);
-  if (!known) show(id, text);
-});
-
-// A page that was loaded since has none of the texts of a cached node, and of most nodes ComfyUI does not repeat them.
-api.addEventListener("execution_cached", async ({ detail }) => {
-  const cached = new Map((detail?.nodes ?? []).map((id) => [String(id), texts.get(String(id))]));
-  if (!cached.size || !usesOurs(app.rootGraph ?? app.graph)) return;
-  const answer = await api.fetchApi(`/parallel_dit/texts?prompt_id=${encodeURIComponent(detail.prompt_id)}`);
-  if (!answer.ok) return;
-  for (const [id, text] of Object.entries(await answer.json()))
-    if (cached.has(id) && texts.get(id) === cached.get(id) && text !== cached.get(id)) show(id, text);
-});
 
 // The canvas of frontend 1.58 takes its texts away when a prompt ends, or the next one begins.
 const shows = (node) => Boolean(node?.parallelDitText || (node && widgetOf(node)?.value));
@@ -84,7 +62,6 @@ app.registerExtension({
   // Another workflow: its nodes have the same numbers.
   beforeConfigureGraph() {
     texts.clear();
-    outputs.clear();
   },
 });
 
