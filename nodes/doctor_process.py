@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -41,19 +40,15 @@ def run_doctor(
     should_cancel: Callable[[], bool],
     command: Sequence[str] = COMMAND,
     limit_seconds: float = LIMIT_SECONDS,
-    on_part: Callable[[Said], None] = lambda text: None,
 ) -> Verdict:
     """Run the doctor for `devices` (as in ParallelConfig) and wait for it.
-
-    Args:
-        on_part: gets the report so far, each time that there is more of it.
 
     Raises:
         Cancelled: `should_cancel` said so; the doctor and what it had started are gone.
         ConfigurationError: devices that are not there.
         PoolError: it came to no report.
     """
-    deadline, told = time.monotonic() + limit_seconds, None
+    deadline = time.monotonic() + limit_seconds
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaint:
         process = subprocess.Popen(
             [*command, "--devices", devices],
@@ -72,9 +67,6 @@ def run_doctor(
                     raise PoolError(
                         said("The doctor came to no end within {limit_seconds} seconds.", limit_seconds=seconds), FIX
                     )
-                if (part := _last_report(output)) not in (None, told):
-                    on_part(part.text)
-                    told = part
                 time.sleep(POLL_SECONDS)
         finally:
             if process.poll() is None:  # asked to end, it takes its ranks along
@@ -82,7 +74,7 @@ def run_doctor(
                 with contextlib.suppress(subprocess.TimeoutExpired):  # one inside of a driver ends when that lets go
                     process.wait(POLL_SECONDS)
         code = process.returncode
-        if code in (WORKS, BROKEN) and (verdict := _last_report(output)) is not None:
+        if code in (WORKS, BROKEN) and (verdict := _report(output)) is not None:
             return verdict
         last = next((line.strip() for line in reversed(_lines(complaint)) if line.strip()), "nothing")
     if code == WRONG_ARGUMENTS:
@@ -91,13 +83,12 @@ def run_doctor(
 
 
 def _lines(file: IO[bytes]) -> list[str]:
-    """Those that are whole; the process that writes them shares the place in the file, which stays as it is."""
-    written = os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
-    return written[: written.rfind(b"\n") + 1].decode(errors="replace").splitlines()
+    file.seek(0)
+    return file.read().decode(errors="replace").splitlines()
 
 
-def _last_report(output: IO[bytes]) -> Verdict | None:
-    """None where the last line is none."""
+def _report(output: IO[bytes]) -> Verdict | None:
+    """Its last line; None where that is none."""
     with contextlib.suppress(IndexError, ValueError, KeyError, TypeError):
         report = json.loads(_lines(output)[-1])
         return Verdict(bool(report["works"]), Said.from_data(report["said"]))

@@ -7,11 +7,14 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from parallel_runtime.said import Said
+
 from .model_loading import wished_config
-from .node_text import found_by, show_on_running_node, show_text
+from .node_text import found_by, show_text
 from .parallel_config import ConfigSocket
 
 log = logging.getLogger("parallel_dit")
+CHECKING = Said("Checking this machine ...")
 
 
 class ParallelDoctor(io.ComfyNode):
@@ -25,8 +28,7 @@ class ParallelDoctor(io.ComfyNode):
             display_name="Parallel Doctor",
             category="parallel",
             description="Checks versions, GPUs, memory and the links between GPUs, with real exchanges between them, "
-            "and says what to mend. A first result comes within seconds, the rest within half a minute; nothing "
-            "of it stays in GPU memory.",
+            "and says what to mend. Takes about half a minute; nothing of it stays in GPU memory.",
             **found_by("multi gpu", "diagnose", "check", "nccl", "bandwidth", "parallel"),
             inputs=[
                 ConfigSocket.Input(
@@ -60,7 +62,7 @@ class ParallelDoctor(io.ComfyNode):
 
         config = wished_config(parallel_config)
         with stopping_with_prompt() as interrupted:
-            # What is known at once stands on the node within seconds; what takes longer adds itself.
-            verdict = run_doctor(config.devices, interrupted, on_part=show_on_running_node)
+            show_text(cls.hidden.unique_id, CHECKING)
+            verdict = run_doctor(config.devices, interrupted)
         log.log(logging.INFO if verdict.works else logging.WARNING, "%s", verdict.text)
         return io.NodeOutput(verdict.text, ui=show_text(cls.hidden.unique_id, verdict.text))

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import psutil
-
 
 class OwnTime:
     """Begins when it is made.
@@ -41,11 +39,3 @@ class OwnTime:
                 except (OSError, IndexError):  # it ended
                     continue
         return found
-
-
-def with_children(process: int) -> list[int]:
-    """A process and all below it."""
-    try:
-        return [process, *(child.pid for child in psutil.Process(process).children(recursive=True))]
-    except psutil.NoSuchProcess:
-        return []

@@ -12,11 +12,8 @@ import pytest
 from nodes.doctor_process import COMMAND, PACK_ROOT, Verdict, run_doctor
 from parallel_runtime.errors import ConfigurationError, PoolError
 from parallel_runtime.requests.control import Cancelled
-from tests.own_time import OwnTime, with_children
 from tests.patience import SOON
 from workers.doctor.doctor import parse_arguments
-
-FIRST_PART_SECONDS = 5.0
 
 
 def never() -> bool:
@@ -104,33 +101,3 @@ def living_children() -> list[psutil.Process]:
         except psutil.NoSuchProcess:
             continue
     return ours
-
-
-def test_what_is_known_already_is_handed_on_as_it_comes(tmp_path):
-    told: list[str] = []
-    script = (
-        "for text in ('first', 'second'):\n"
-        "    print(json.dumps({'works': None, 'said': text}), flush=True)\n"
-        f"    while not os.path.exists({str(tmp_path)!r} + '/' + text): time.sleep(0.02)\n"
-        "print(json.dumps({'works': True, 'said': 'all'}))"
-    )
-
-    def on_part(text: str) -> None:
-        told.append(text)
-        (tmp_path / text).touch()
-
-    assert run_doctor("auto", never, doctor(script), on_part=on_part).text == "all"
-    assert told[:2] == ["first", "second"]  # and the whole, where the process takes a moment to end
-
-
-def test_the_real_doctor_says_something_soon_and_before_it_is_through():
-    told: list[float] = []
-    took = OwnTime(lambda: with_children(os.getpid()))
-
-    def cancel_when_told() -> bool:
-        took.look()
-        return bool(told)
-
-    with pytest.raises(Cancelled):
-        run_doctor("cpu:2", cancel_when_told, on_part=lambda text: told.append(took.look()))
-    assert told[0] < FIRST_PART_SECONDS

@@ -7,16 +7,15 @@ processes only, so that the doctor outlives what is broken.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError, PoolError
-from parallel_runtime.said import Said, said
+from parallel_runtime.said import Said
 
 from ..launch import PoolSpec, resolve_devices
 from ..processes import die_with_parent
@@ -28,11 +27,9 @@ from .report import write_report
 LINK_SECONDS = 90.0
 
 
-def examine(devices: str, limit_seconds: float) -> Iterator[tuple[Said, bool | None]]:
-    """Reports, each of which says more than the one before; with the last one whether nothing is broken."""
-    machine = look()
-    yield write_report(devices, machine, (), said("Asking torch ...")), None
-    machine = ask_torch(machine)
+def examine(devices: str, limit_seconds: float) -> tuple[Said, bool]:
+    """The report, and whether nothing is broken."""
+    machine = ask_torch(look())
     link = None
     try:
         spec = resolve_devices(ParallelConfig(devices=devices), lambda: len(machine.gpus))
@@ -42,10 +39,9 @@ def examine(devices: str, limit_seconds: float) -> Iterator[tuple[Said, bool | N
         spec = PoolSpec("cpu", (0,))
     else:
         if machine.packages["torch"] and not machine.problem:
-            yield write_report(str(spec), machine, find(spec, machine, None), said("Trying the links ...")), None
             link = check(spec, limit_seconds)
     found = find(spec, machine, link)
-    yield write_report(str(spec), machine, found, link), all(finding.level != "broken" for finding in found)
+    return write_report(str(spec), machine, found, link), all(finding.level != "broken" for finding in found)
 
 
 def check(spec: PoolSpec, limit_seconds: float) -> LinkCheck:
@@ -62,7 +58,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     """Read the command line; wrong arguments end the process with code 2."""
     parser = argparse.ArgumentParser("python -m workers.doctor", description="Checks this machine for Parallel DiT.")
     parser.add_argument("--devices", default="auto", help="auto, GPU numbers such as 0,1, or cpu:2 (default: auto)")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, each time that more is known")
+    parser.add_argument("--json", action="store_true", help="the report as one JSON object on one line")
     parser.add_argument("--limit", type=float, default=LINK_SECONDS, help="seconds for the check of the links")
     parser.add_argument("--end-with-parent", action="store_true", help="end when the calling thread does")
     return parser.parse_args(arguments)
@@ -75,17 +71,13 @@ def main() -> int:
     parsed = parse_arguments()
     if parsed.end_with_parent:
         die_with_parent(os.getppid())
-    works = None
     try:
-        with contextlib.closing(examine(parsed.devices, parsed.limit)) as reports:  # type: ignore[type-var]
-            for text, works in reports:
-                if parsed.json:
-                    print(json.dumps({"works": works, "text": text, "said": text.to_data()}), flush=True)
-                elif works is not None:
-                    print(text, end="")
+        text, works = examine(parsed.devices, parsed.limit)
     except ConfigurationError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    report = json.dumps({"works": works, "text": text, "said": text.to_data()}) + "\n"
+    print(report if parsed.json else text, end="")
     return 0 if works else 1

@@ -13,16 +13,13 @@ from .machine import EXTRAS, OLDEST, Machine
 _LEVELS = {"broken": said("[broken]"), "warning": said("[warning]")}
 
 
-def write_report(devices: str, machine: Machine, findings: tuple[Finding, ...], link: LinkCheck | Said | None) -> Said:
-    """The whole report on these devices, with the outcome of the check, or a sentence: what is being done."""
+def write_report(devices: str, machine: Machine, findings: tuple[Finding, ...], link: LinkCheck | None) -> Said:
+    """The whole report on these devices, with the outcome of the check; None: it did not run."""
     head = [said("Parallel DiT doctor, pool on {devices}.", devices=devices)]
     broken, warnings = (sum(each.level == level for each in findings) for level in ("broken", "warning"))
-    if isinstance(link, Said):
-        head.append(link)
-    else:
-        works = said("Everything that is needed works.")
-        head.append(said("Broken: {count}.", count=broken) if broken else works)
-        head.append(said("Warnings: {count}.", count=warnings) if warnings else as_said(""))
+    works = said("Everything that is needed works.")
+    head.append(said("Broken: {count}.", count=broken) if broken else works)
+    head.append(said("Warnings: {count}.", count=warnings) if warnings else as_said(""))
     sections = {
         said("Findings"): _findings(findings),
         said("Versions"): _versions(machine),
@@ -72,13 +69,13 @@ def _gpus(machine: Machine) -> Iterator[str]:
         yield said("{first}-{second}  {kind}, {access}", first=link.first, second=link.second, kind=kind, access=access)
 
 
-def _check(link: LinkCheck | Said | None) -> Iterator[str]:
+def _check(link: LinkCheck | None) -> Iterator[str]:
     if link is None:
         yield said("not run, see Findings")
-    elif isinstance(link, LinkCheck) and link.failure is not None:
+    elif link.failure is not None:
         yield said("failed on {devices}; the last lines of the ranks:", devices=link.devices)
         yield from (f"| {line}" for line in link.output.splitlines() or ["(nothing)"])
-    elif isinstance(link, LinkCheck):
+    else:
         yield said("{backend} on {devices}: the right numbers", backend=link.backend, devices=link.devices)
         if link.rate:
             rate = "    {rate} GB/s with {megabytes} MB, {latency} µs with 4 bytes"
