@@ -39,7 +39,7 @@ def make_request(words: Words, prompt: str, seed: int) -> LoopRequest:
     noise = torch.randn(1, 16, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
     branch = Branch({"context": context, "y": pooled}, 0)
     sigmas = torch.linspace(1, 0, STEPS + 1)
-    job = Sample("", "euler", (), cfg=1.0, seed=seed, noise_device="cpu")
+    job = Sample("", "euler", (), cfg=1.0)
     return LoopRequest(job, (branch,), {"x": noise, "sigmas": sigmas, "timesteps": sigmas})
 
 

@@ -161,7 +161,7 @@ class Sampling:
     ) -> Seen:
         """One run of the sampler."""
         subject = self.subject
-        request = Sample("m", "euler", (ConditioningRef(0),), 1.0, seed=0, noise_device="cpu")
+        request = Sample("m", "euler", (ConditioningRef(0),), 1.0)
         denoising = Denoising(request, subject.dtype)
         runner = runner_type(self.stage, [Conditioning(subject.text)], subject.x.to(subject.dtype), patches)
         tensors = {"x": subject.x, "sigmas": sigmas, "timesteps": sigmas.to(subject.x.device)}

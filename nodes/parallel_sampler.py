@@ -59,8 +59,8 @@ class ParallelSampler(io.ComfyNode):
                     options=comfy.samplers.KSampler.SAMPLERS,
                     default="euler",
                     optional=True,
-                    tooltip="Denoising method; all of ComfyUI's run on all GPUs. With stages euler, euler_ancestral, "
-                    "heun, dpmpp_2m, ddpm, lcm, ddim, uni_pc and uni_pc_bh2 do, the others step by step.",
+                    tooltip="Denoising method; all of ComfyUI's run on all GPUs. With stages euler and dpmpp_2m do, "
+                    "the others step by step.",
                 ),
                 io.Combo.Input(
                     "scheduler",

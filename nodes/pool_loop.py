@@ -18,7 +18,6 @@ from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.requests.requests import HostLoop, Sample, concat_name, sampling_name, share_name
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.own_timesteps import OwnTimestep
-from parallel_runtime.sampling.samplers import SAMPLERS
 
 from .asked_loop import AskedLoop, prediction_name, read_sampling
 from .carried_guidance import acts_inside, read_guider
@@ -99,7 +98,7 @@ def _run_in_pool(
     request = _request(asked, calls, x, sigmas, own_timesteps)
     latent = _sample(asked, request, disable_pbar)
     if request.job.host is None:
-        latent = sampling.inverse_noise_scaling(SAMPLERS[request.job.sampler].end_sigma(sigmas), latent)
+        latent = sampling.inverse_noise_scaling(sigmas[-1], latent)
     return latent, found
 
 
@@ -144,8 +143,6 @@ def _request(
         prediction="flow" if host is not None else prediction_name(sampling),
         sampler=known.name,
         cfg=float(asked.guider.cfg),
-        seed=asked.extra_args["seed"],
-        noise_device=x.device.type if host is not None or SAMPLERS[known.name].adds_noise else "cpu",
         inpaint=bool(inpaint),
         inpaint_clean=bool(inpaint) and not asked.masks_noised,
         # Which each prompt may set anew. Nodes with an output for the denoised latent get it from the last one.
@@ -173,7 +170,18 @@ def _host_loop(asked: AskedLoop) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:
     data, guider, options = read_sampling(asked.sampling), read_guider(asked.guider), dict(asked.known.options)
     assert data is not None
     bases, values, tensors = data
-    loop = HostLoop(code, options, bases, values, tuple(tensors), guider, asked.guidance, asked.all_branches)
+    loop = HostLoop(
+        code,
+        options,
+        asked.extra_args["seed"],
+        asked.noise.device.type,
+        bases,
+        values,
+        tuple(tensors),
+        guider,
+        asked.guidance,
+        asked.all_branches,
+    )
     return loop, tensors
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import comfy.samplers
 import torch
 
+from parallel_runtime.config import ParallelConfig
 from parallel_runtime.device_kind import device_kind
 from parallel_runtime.networks.comfyui.module_tree import class_name
 from parallel_runtime.requests.requests import Scalar
@@ -75,7 +76,7 @@ def find_obstacles(loop: AskedLoop, steps: int) -> list[Said]:
         found.append(said("a node that looks at each step"))
     if loop.denoise_mask is not None and not (loop.masks_noised or _kept_clean(loop)):
         found.append(said("the noise mask of {name}", name=type(loop.model).__name__))
-    if carried and (loop.by_comfyui or SAMPLERS[loop.known.name].adds_noise) and not _same_noise(loop):
+    if carried and loop.by_comfyui and not same_noise(loop.guider.model_patcher.load_device, loop.remote.model.config):
         found.append(said("noise of a device that does not take part"))
     return found
 
@@ -113,13 +114,15 @@ def _kept_clean(loop: AskedLoop) -> bool:
     return seen is kept
 
 
-def _same_noise(loop: AskedLoop) -> bool:
-    """The pool draws ComfyUI's numbers: on a CPU always, on a GPU where the first rank has one of the same kind."""
-    device, config = loop.guider.model_patcher.load_device, loop.remote.model.config
-    if device.type == "cuda":
-        first = torch.device("cuda", (config.device_indices or (0,))[0])
-        return not config.devices.startswith("cpu") and device_kind(first) == device_kind(device)
-    return bool(device.type == "cpu")
+def same_noise(device: torch.device, config: ParallelConfig) -> bool:
+    """Whether ComfyUI's samplers draw the same noise in a pool as on `device`: where both are CPUs, or the first rank's
+    GPU is of the same kind."""
+    from workers.launch import resolve_devices
+
+    ranks = resolve_devices(config, torch.cuda.device_count)
+    if device.type == "cpu" or device.type != ranks.device_type:
+        return device.type == ranks.device_type
+    return device_kind(torch.device("cuda", ranks.devices[0])) == device_kind(device)
 
 
 def is_comfyuis(callback: Any) -> bool:

@@ -51,8 +51,7 @@ def build(task: Task) -> Engine:
     assert FLUX.prepare is not None
     FLUX.prepare(module)
     text = Conditioning(task.conditioning())
-    branch, noise = (ConditioningRef(0),), task.device.type
-    request = Sample("model", "euler", branch, 1.0, seed=0, noise_device=noise, preview=True)
+    request = Sample("model", "euler", (ConditioningRef(0),), 1.0, preview=True)
     denoising = Denoising(request, task.dtype)
     build_sample = _build_stage if plan.pipe > 1 else _build_sequence
     sample, attention = build_sample(module, plan, mesh, denoising, text, bool(task.case.compile))

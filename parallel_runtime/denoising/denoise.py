@@ -16,7 +16,6 @@ from ..requests.control import Cancelled, Control
 from ..requests.requests import Sample, concat_name, share_name
 from ..said import said
 from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
-from ..sampling.noise import NoiseSource
 from ..sampling.own_timesteps import OwnTimestep
 from ..sampling.prediction import find_prediction
 from ..sampling.samplers import find_sampler
@@ -138,49 +137,17 @@ class Denoising(Loop):
         self.sampler = find_sampler(request.sampler)
         self.prediction = find_prediction(request.prediction)
 
-    def check(self, tensors: Tensors, device: torch.device) -> None:
-        """Also the noise: see `NoiseSource`."""
-        super().check(tensors, device)
-        self.noise(torch.empty(0, device=device))
-
     def _steps(self, evaluate: Evaluation, tensors: Tensors, on_step: Told) -> torch.Tensor:
-        x = tensors["x"]
         return self.sampler(
             self.denoiser(evaluate, tensors),
-            x,
+            tensors["x"],
             tensors["sigmas"],
-            noise=self.noise(x),
-            on_step=lambda evaluation, denoised: on_step(evaluation.index, denoised),
-            prediction=self.prediction,
+            lambda evaluation, denoised: on_step(evaluation.index, denoised),
         )
 
     def denoiser(self, predict: Predict, tensors: Tensors) -> Denoiser:
         """What the sampler's evaluations go through."""
         return Denoiser(predict, self.prediction, tensors["timesteps"], self.request.cfg, self.inpaint(tensors))
-
-    def require_noise_of_first_rank(self) -> None:
-        """Refuse noise that stages would draw on another GPU than the first, where GPUs are unlike. For PREPARE.
-
-        Raises:
-            RequestError: the last stage, which takes the steps, would draw other noise than ComfyUI.
-        """
-        if self.unlike and self.sampler.adds_noise and self.request.noise_device != "cpu":
-            raise RequestError(
-                said(
-                    "Sampler {name} adds noise, and stages on GPUs of several models would draw another than ComfyUI "
-                    "does.",
-                    name=repr(self.sampler.name),
-                ),
-                "Use KSampler, a sampler that adds no noise, or set stages to 1.",
-            )
-
-    def noise(self, x: torch.Tensor) -> NoiseSource | None:
-        """Where the sampler gets the noise that it adds, if it adds any; for the whole latent x."""
-        if not self.sampler.adds_noise:
-            return None
-        # Drawn on the rank's own GPU where that is of the wanted type, so that no rank reaches for GPU 0.
-        same = x.device.type == self.request.noise_device
-        return NoiseSource(self.request.seed, x.device if same else self.request.noise_device)
 
 
 def _read_own_timesteps(request: Sample, tensors: Tensors) -> list[dict[str, OwnTimestep]]:

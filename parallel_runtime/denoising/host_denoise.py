@@ -53,11 +53,11 @@ class HostDenoising(Loop):
             RequestError: ComfyUI would draw it elsewhere, or what the sampler reads did not come.
         """
         super().check(tensors, device)
-        if device.type != self.request.noise_device:
+        if device.type != self._host.noise_device:
             raise RequestError(
                 said(
                     "The noise of this sampler is drawn on {noise_device}, and this worker is on {device}.",
-                    noise_device=self.request.noise_device,
+                    noise_device=self._host.noise_device,
                     device=device,
                 ),
                 said("Run the workers on the kind of device that ComfyUI uses."),
@@ -72,7 +72,7 @@ class HostDenoising(Loop):
             self._function,
             self._host.options,
             tensors["x"],
-            seed=self.request.seed,
+            seed=self._host.seed,
             guidance=make_guidance(self._host.guidance, sampling),
             on_step=on_step,
         )

@@ -51,7 +51,6 @@ def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: 
                 said("Sampler {name} does not run over stages of a model.", name=repr(request.sampler)),
                 said("Choose one of {able}, or set stages to 1.", able=", ".join(SUPPORTED)),
             )
-        denoising.require_noise_of_first_rank()
         if place is not None:
             kept = check_stages(state, request.branches, resident, place, facts, meta)
     if place is not None:

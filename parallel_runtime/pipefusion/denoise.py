@@ -16,7 +16,6 @@ from ..mesh.agreement import of_first_rank
 from ..networks.latent_patches import Patch
 from ..requests.control import Cancelled, Control, StopVotes
 from ..sampling.denoiser import Denoiser
-from ..sampling.noise import PartNoise
 from ..sampling.steps import Evaluation, Steps
 from .runner import StageRunner, flatten_rows
 
@@ -49,7 +48,7 @@ class PipelineDenoising:
     """A `Sample` request on one pipeline.
 
     Args:
-        denoising: the request's sampler, noise and CFG.
+        denoising: the request's sampler and CFG.
         warmup: synchronous steps.
         tensors: of the request.
     """
@@ -78,18 +77,18 @@ class PipelineDenoising:
             Cancelled: on all ranks before the same step.
         """
         steps = len(self._tensors["sigmas"]) - 1
-        previous = None
+        index = 0
         try:
-            for evaluation in self._evaluations():
-                if evaluation.first and self._votes.stop():
+            for index in range(steps):
+                if self._votes.stop():
                     raise Cancelled
-                self._evaluate(evaluation, first=previous is None)
-                self._report(previous, steps)
-                previous = evaluation
+                self._evaluate(index)
+                if index > 0:
+                    self._report(index - 1, steps)
             self._receive_all()
-            self._report(previous, steps)
+            self._report(steps - 1, steps)
         except Cancelled:
-            if previous is not None:
+            if index > 0:
                 self._receive_all()  # the last stage has sent what nobody will compute
             self._end()
             raise
@@ -105,7 +104,6 @@ class PipelineDenoising:
 
     def _start(self) -> list[_PatchRun]:
         rows, patches = flatten_rows(self._x), self._runner.patches
-        sampler, prediction = self._denoising.sampler, self._denoising.prediction
         flat = {
             name: flatten_rows(tensor) if tensor.ndim == self._x.ndim else tensor
             for name, tensor in self._tensors.items()
@@ -113,31 +111,16 @@ class PipelineDenoising:
         denoiser = self._denoising.denoiser(_elsewhere, flat)
         runs = []
         for patch in patches:
-            source = self._denoising.noise(rows)
-            noise = None if source is None else PartNoise(source, rows, patch.band)
-            run = sampler.steps(rows[patch.band], self._tensors["sigmas"], noise, prediction)
+            run = self._denoising.sampler.steps(rows[patch.band], self._tensors["sigmas"])
             part = denoiser.part(patch.band)
             runs.append(_PatchRun(patch, run, part.masked(next(run)), part))
         return runs
 
-    def _evaluations(self) -> list[Evaluation]:
-        """What every run will ask for. That depends on the sigmas alone, so a run over nothing tells all ranks."""
-        nothing = self._x.new_zeros(1, 1, 1, 1)
-        sampler = self._denoising.sampler
-        noise = self._denoising.noise(nothing)
-        run = sampler.steps(nothing, self._tensors["sigmas"], noise, self._denoising.prediction)
-        evaluations = [next(run)]
-        try:
-            while True:
-                evaluations.append(run.send(nothing))
-        except StopIteration:
-            return evaluations
-
-    def _evaluate(self, evaluation: Evaluation, first: bool) -> None:
+    def _evaluate(self, index: int) -> None:
         runner = self._runner
-        timestep = self._tensors["timesteps"][evaluation.level].float().expand(self._x.shape[0])
-        turns = self._turns(evaluation)
-        receives = runner.first and not first
+        timestep = self._tensors["timesteps"][index].float().expand(self._x.shape[0])
+        turns = self._turns(index)
+        receives = runner.first and index > 0
         if receives:
             self._expect_runs()
         for patch, _ in turns:
@@ -150,9 +133,9 @@ class PipelineDenoising:
             if outputs is not None:
                 self._advance(outputs, patch, runs)
 
-    def _turns(self, evaluation: Evaluation) -> list[tuple[Patch | None, list[_PatchRun]]]:
-        """The forwards of an evaluation, each with its patch (None: the whole latent) and the runs that it is for."""
-        if evaluation.index < self._warmup or len(self._runs) == 1:
+    def _turns(self, index: int) -> list[tuple[Patch | None, list[_PatchRun]]]:
+        """The forwards of a step, each with its patch (None: the whole latent) and the runs that it is for."""
+        if index < self._warmup or len(self._runs) == 1:
             return [(None, self._runs)]
         return [(run.patch, [run]) for run in self._runs]
 
@@ -188,11 +171,10 @@ class PipelineDenoising:
             self._expect_runs()
             self._receive(self._runs)
 
-    def _report(self, evaluation: Evaluation | None, steps: int) -> None:
+    def _report(self, index: int, steps: int) -> None:
         """The first stage, which the client listens to, knows a step's denoised latent when the next has begun."""
-        if evaluation is not None and evaluation.first:
-            preview = self._denoised.reshape(self._x.shape) if self._preview else None
-            self._control.progress(evaluation.index, steps, preview)
+        preview = self._denoised.reshape(self._x.shape) if self._preview else None
+        self._control.progress(index, steps, preview)
 
 
 def _elsewhere(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:

@@ -176,6 +176,8 @@ class HostLoop(msgspec.Struct, frozen=True):
     Args:
         comfyui: whose code.
         options: arguments of the sampler's function.
+        seed: of noise that it adds.
+        noise_device: type of the device on which that is drawn.
         bases: classes of ComfyUI's `model_sampling` that the model's own is made of.
         values, tensors: what that object holds, by name.
         guider: that evaluates; the index of a branch is the place of its conditioning there.
@@ -185,6 +187,8 @@ class HostLoop(msgspec.Struct, frozen=True):
 
     comfyui: ComfyuiCode
     options: dict[str, Scalar]
+    seed: int
+    noise_device: str
     bases: tuple[str, ...]
     values: dict[str, Scalar]
     tensors: tuple[str, ...]
@@ -221,8 +225,6 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     sampler: str
     branches: tuple[ConditioningRef, ...]
     cfg: float
-    seed: int
-    noise_device: str
     inpaint: bool = False
     inpaint_clean: bool = False
     own_timesteps: tuple[tuple[int, str, float], ...] = ()

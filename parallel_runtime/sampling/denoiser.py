@@ -115,7 +115,7 @@ class Denoiser:
     def __call__(self, evaluation: Evaluation) -> torch.Tensor:
         """Return the denoised latent, shape and dtype of the evaluation's x."""
         # float32 up to the embedder: a timestep rounded to bf16 is a different timestep.
-        timestep = self.timesteps[evaluation.level].float().expand(evaluation.x.shape[0])
+        timestep = self.timesteps[evaluation.index].float().expand(evaluation.x.shape[0])
         masked = self.masked(evaluation)
         return self.finish(masked, self.predict(self.model_input(masked), timestep))
 

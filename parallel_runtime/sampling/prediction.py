@@ -26,14 +26,12 @@ class Prediction:
         model_input: (x, sigma) -> what the transformer sees.
         denoised: (x, output, sigma) -> denoised latent, in x's dtype.
         add_noise: (latent, noise, sigma) -> the point of the noise path at sigma.
-        is_flow: sigma runs from 1, and the latent fades as the noise grows.
     """
 
     name: str
     model_input: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     denoised: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     add_noise: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-    is_flow: bool = False
 
 
 def _unscaled(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
@@ -63,7 +61,7 @@ def _denoised_from_v(x: torch.Tensor, output: torch.Tensor, sigma: torch.Tensor)
     return x / variance - output.to(x.dtype) * sigma / variance**0.5
 
 
-FLOW = Prediction("flow", _unscaled, _denoised_from_velocity, _straight, is_flow=True)
+FLOW = Prediction("flow", _unscaled, _denoised_from_velocity, _straight)
 # x minus the noise in it: the same line as along a velocity.
 EPS = Prediction("eps", _unit_variance, _denoised_from_velocity, _exploding)
 V_PREDICTION = Prediction("v_prediction", _unit_variance, _denoised_from_v, _exploding)

@@ -1,4 +1,7 @@
-"""Samplers under ComfyUI's names and with its results: the table, and the loop over a whole latent."""
+"""Samplers under ComfyUI's names and with its results: the table, and the loop over a whole latent.
+
+Those that stages and runs without ComfyUI need most; all others are ComfyUI's own functions (denoising/guider.py).
+"""
 
 from __future__ import annotations
 
@@ -11,100 +14,57 @@ import torch
 from ..errors import RequestError
 from ..said import said
 from . import rules
-from .noise import Noise
-from .prediction import FLOW, Prediction
-from .steps import Evaluation, Method, Run, Steps, stepwise
-from .uni_pc import END, uni_pc, uni_pc_bh2
+from .steps import Evaluation, Rule, Steps, take_steps
 
 Denoise = Callable[[Evaluation], torch.Tensor]
 """evaluation -> denoised latent like its x."""
 
 
 OnStep = Callable[[Evaluation, torch.Tensor], None]
-"""(first evaluation of a step, its denoised latent, the preview), before the step is taken."""
+"""(evaluation of a step, its denoised latent, the preview), before the step is taken."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """A named method.
+    """A method.
 
     Args:
-        name: ComfyUI's.
-        method: what it does, as a generator.
-        adds_noise: needs a source of noise.
-        end: where a run ends whose last sigma is 0.
+        rule: what it makes of a step.
     """
 
-    name: str
-    method: Method
-    adds_noise: bool = False
-    end: float = 0.0
+    rule: Rule
 
-    def end_sigma(self, sigmas: torch.Tensor) -> torch.Tensor:
-        """Sigma of the latent that a run over these sigmas returns, 0-dim."""
-        return sigmas[-1] if sigmas[-1] != 0 else sigmas.new_tensor(self.end)
-
-    def steps(self, x: torch.Tensor, sigmas: torch.Tensor, noise: Noise | None, prediction: Prediction = FLOW) -> Steps:
+    def steps(self, x: torch.Tensor, sigmas: torch.Tensor) -> Steps:
         """A run of len(sigmas) - 1 steps over x or over a part of it; all its state is in the generator.
-
-        Every run over the same sigmas asks for the same sequence of steps and levels.
 
         Args:
             x: latent noised to sigmas[0], or a part of it, (B, C, ...) float32.
             sigmas: (steps + 1,) float32; only the last may be 0.
-            noise: read by samplers that add noise; None will do for the others.
-            prediction: which noise path x stands on.
         """
-        return self.method(Run(sigmas.to(x.device), sigmas.cpu(), prediction, noise), x)
+        return take_steps(self.rule, x, sigmas.to(x.device), sigmas.tolist())
 
     @torch.no_grad()
-    def __call__(
-        self,
-        denoise: Denoise,
-        x: torch.Tensor,
-        sigmas: torch.Tensor,
-        *,
-        noise: Noise | None,
-        on_step: OnStep,
-        prediction: Prediction = FLOW,
-    ) -> torch.Tensor:
+    def __call__(self, denoise: Denoise, x: torch.Tensor, sigmas: torch.Tensor, on_step: OnStep) -> torch.Tensor:
         """Run over the whole latent and return x at the last sigma; arguments as for `steps`.
 
         Args:
             denoise: see `Denoise`.
             on_step: called once a step, before it is taken; what it raises ends the run.
         """
-        run = self.steps(x, sigmas, noise, prediction)
+        run = self.steps(x, sigmas)
         try:
             evaluation = next(run)
             while True:
                 denoised = denoise(evaluation)
-                if evaluation.first:
-                    # Ranks could diverge here: whether on_step raises must be the same on all of them, or those that
-                    # go on wait in the next collective.
-                    on_step(evaluation, denoised)
+                # Ranks could diverge here: whether on_step raises must be the same on all of them, or those that
+                # go on wait in the next collective.
+                on_step(evaluation, denoised)
                 evaluation = run.send(denoised)
         except StopIteration as finished:
             return finished.value
 
 
-SAMPLERS: Mapping[str, Sampler] = MappingProxyType(
-    {
-        sampler.name: sampler
-        for sampler in (
-            Sampler("euler", stepwise(rules.euler)),
-            Sampler("euler_ancestral", stepwise(rules.euler_ancestral), adds_noise=True),
-            Sampler("heun", rules.heun),
-            Sampler("dpmpp_2m", stepwise(rules.dpmpp_2m)),
-            Sampler("ddpm", stepwise(rules.ddpm), adds_noise=True),
-            Sampler("lcm", stepwise(rules.lcm), adds_noise=True),
-            # In ComfyUI ddim is euler, told apart only by what it puts under a mask.
-            Sampler("ddim", stepwise(rules.euler)),
-            Sampler("uni_pc", uni_pc, end=END),
-            Sampler("uni_pc_bh2", uni_pc_bh2, end=END),
-        )
-    }
-)
+SAMPLERS: Mapping[str, Sampler] = MappingProxyType({"euler": Sampler(rules.euler), "dpmpp_2m": Sampler(rules.dpmpp_2m)})
 SUPPORTED = tuple(SAMPLERS)
 
 

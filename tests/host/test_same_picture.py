@@ -131,12 +131,12 @@ def test_one_rank_gives_the_same_latent(host, sampler_node):
     compare(host, workflow, workflow.on("cpu:1", sampler_node))
 
 
-@pytest.mark.long_but_for("KSampler-dpmpp_2m-False-tiny.safetensors", "ParallelSampler-dpm_2-True-tiny-pipeline/")
+@pytest.mark.long_but_for("KSampler-dpmpp_2m-False-tiny.safetensors", "ParallelSampler-uni_pc-True-tiny-pipeline/")
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [MODEL, FOLDER])
 @pytest.mark.parametrize(
     ("sampler_node", "sampler", "in_turn"),
-    [("KSampler", "dpmpp_2m", False), ("ParallelSampler", "dpmpp_2m", False), ("ParallelSampler", "dpm_2", True)],
+    [("KSampler", "dpmpp_2m", False), ("ParallelSampler", "dpmpp_2m", False), ("ParallelSampler", "uni_pc", True)],
 )
 def test_stages_that_are_exact_give_the_same_latent_and_say_where_they_run_in_turn(
     host, sampler_node, sampler, in_turn, model

@@ -223,7 +223,7 @@ def test_the_running_node_shows_how_long_the_ranks_have_compiled_and_when_they_a
 
     def compute() -> None:
         if in_pool:
-            request = make_loop("euler", torch.ones(2), x, (), 1.0, 0)
+            request = make_loop("euler", torch.ones(2), x, (), 1.0)
             remote.sample(request, lambda *step: shown.append("step"), never)
         else:
             remote.forward(make_call(x), never)
@@ -258,7 +258,7 @@ def test_nothing_is_told_of_stages_in_the_pool_nor_of_a_whole_model(caplog):
     whole.load(never)
     shown = [listen(staged, pool), listen(whole, other_pool)]
     x = torch.ones(1, 4, 2, 2)
-    staged.sample(make_loop("euler", torch.ones(2), x, (), 1.0, 0), lambda *step: None, never)
+    staged.sample(make_loop("euler", torch.ones(2), x, (), 1.0), lambda *step: None, never)
     whole.forward(make_call(x), never)
     assert shown == [[], []]
     assert not caplog.records

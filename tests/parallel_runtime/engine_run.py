@@ -30,7 +30,7 @@ def sample_tensors(steps: int = 4) -> tuple[Sample, dict[str, torch.Tensor]]:
     sigmas = torch.linspace(1, 0, steps + 1)
     branch, tensors = refer(1, given)
     tensors |= {"x": torch.randn(1, 16, 12, 6, generator=generator), "sigmas": sigmas, "timesteps": sigmas}
-    return Sample("m", "euler", (branch,), 1.0, 0, "cpu"), tensors
+    return Sample("m", "euler", (branch,), 1.0), tensors
 
 
 class _Loaded:

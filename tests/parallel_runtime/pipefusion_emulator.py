@@ -15,7 +15,6 @@ import torch.nn.functional as F
 
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.sampling.denoiser import combine_branches
-from parallel_runtime.sampling.noise import NoiseSource, PartNoise
 from parallel_runtime.sampling.samplers import find_sampler
 
 
@@ -56,7 +55,6 @@ def emulate(
     *,
     cfg: float,
     sampler: str,
-    seed: int,
     patches: int,
     warmup: int,
 ) -> torch.Tensor:
@@ -74,8 +72,7 @@ def emulate(
     rows = [height // patches + (patch < height % patches) for patch in range(patches)]
     cuts = [sum(rows[:patch]) for patch in range(patches + 1)]
     bands = [(slice(None), slice(None), slice(2 * a, 2 * b)) for a, b in pairwise(cuts)]
-    noises = [PartNoise(NoiseSource(seed), x, band) for band in bands]
-    runs = [find_sampler(sampler).steps(x[band], sigmas, noise) for band, noise in zip(bands, noises, strict=True)]
+    runs = [find_sampler(sampler).steps(x[band], sigmas) for band in bands]
     wanted = [next(run) for run in runs]
     finished: list[torch.Tensor] = []
 

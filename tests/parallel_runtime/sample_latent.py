@@ -1,6 +1,6 @@
 """A whole sampling run around the pool's samplers, as nodes/pool_loop.py and the ranks make it together.
 
-Start scaling, noise under the mask and the final scaling, so that a run can be compared with ComfyUI's KSAMPLER.
+Start scaling, noise under the mask and the final scaling.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import torch
 
 from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, Predict
-from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.prediction import FLOW
 from parallel_runtime.sampling.samplers import OnStep, find_sampler
 from parallel_runtime.sampling.steps import Evaluation
@@ -24,26 +23,20 @@ class SampleSettings:
 
     Args:
         sampler: one of `samplers.SUPPORTED`.
-        seed: of the run; start noise comes with the request, this is for the noise between steps.
         cfg: guidance scale.
-        noise_device: device type on which ComfyUI's sampler would run ("cpu", "cuda").
         multiplier: timestep = sigma * multiplier.
-        noise_scale: factor on every noise (ComfyUI's ModelNoiseScale; 1 for nearly every model).
 
     Raises:
         RequestError: a sampler that the pool does not have, or a number that is not finite.
     """
 
     sampler: str
-    seed: int = 0
     cfg: float = 1.0
-    noise_device: str = "cpu"
     multiplier: float = 1.0
-    noise_scale: float = 1.0
 
     def __post_init__(self) -> None:
         find_sampler(self.sampler)
-        for name in ("cfg", "multiplier", "noise_scale"):
+        for name in ("cfg", "multiplier"):
             if not math.isfinite(getattr(self, name)):
                 raise RequestError(f"The {name} is {getattr(self, name)}.", "Give a finite number.")
 
@@ -97,7 +90,7 @@ def sample_latent(
     """Return the finished latent, as ComfyUI's KSAMPLER.sample does for a flow model.
 
     Args:
-        settings: sampler, seed, guidance.
+        settings: sampler and guidance.
         predict: see `denoiser.Predict`.
         sigmas: (steps + 1,), ComfyUI's own list; only the last may be 0.
         noise: (B, C, H, W) start noise, or zeros where an earlier run left its noise in the latent.
@@ -111,32 +104,17 @@ def sample_latent(
     _check_inputs(sigmas, noise, latent_image, mask)
     sampler = find_sampler(settings.sampler)
     sigmas, latent_image = sigmas.to(noise.device, torch.float32), latent_image.to(noise.device, torch.float32)
-    start = noise.float() * settings.noise_scale
-    inpaint = None
-    if mask is not None:
-        under = mask_noise(settings.seed, start) * settings.noise_scale if sampler.name == "ddim" else start
-        inpaint = Inpaint(mask.to(start.device, torch.float32), latent_image, under)
-    noise_source = None
-    if sampler.adds_noise:
-        # Drawn on the rank's own GPU where that is of the wanted type, so that no rank reaches for GPU 0.
-        drawn_on = start.device if start.device.type == settings.noise_device else settings.noise_device
-        noise_source = NoiseSource(settings.seed, drawn_on, settings.noise_scale)
+    start = noise.float()
+    inpaint = None if mask is None else Inpaint(mask.to(start.device, torch.float32), latent_image, start)
     x = sampler(
         Denoiser(predict, FLOW, sigmas * settings.multiplier, settings.cfg, inpaint),
         FLOW.add_noise(latent_image, start, sigmas[0]),
         sigmas,
-        noise=noise_source,
-        on_step=on_step,
+        on_step,
     )
-    return undo_scaling(x, sampler.end_sigma(sigmas))
+    return undo_scaling(x, sigmas[-1])
 
 
 def undo_scaling(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     """Return x(sigma) on the scale of a latent; a loop that ends above sigma 0 hands its leftover noise on so."""
     return x / (1.0 - sigma)
-
-
-def mask_noise(seed: int, like: torch.Tensor) -> torch.Tensor:
-    """Return the second noise that ddim puts under an inpaint mask: always from the CPU, from `seed + 1`."""
-    generator = torch.Generator().manual_seed(seed + 1)
-    return torch.randn(like.shape, generator=generator).to(like.device, like.dtype)

@@ -27,7 +27,7 @@ def run_family(family: Family, stage: ParallelTransformer, mesh: Mesh, links: Li
     """A few steps of euler; the latent on the first stage. Without links the stage is the only one."""
     extras = {name: value for name, value in family.call.items() if name not in ("x", "timestep")}
     x, sigmas = family.call["x"], torch.linspace(1, 0, steps + 1)
-    denoising = Denoising(Sample("m", "euler", (ConditioningRef(0),), 1.0, 0, "cpu"), torch.float32)
+    denoising = Denoising(Sample("m", "euler", (ConditioningRef(0),), 1.0), torch.float32)
     branches = [Conditioning(extras)]
     if links is None:
         runner: StageRunner = LoneRunner(stage, branches, x, PATCHES)

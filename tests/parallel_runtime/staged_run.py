@@ -81,7 +81,7 @@ def sample_request(case: dict[str, Any]) -> Sample:
     branches = tuple(ConditioningRef(number, index=number) for number in range(len(case.get("texts", [5]))))
     cfg = 3.0 if len(branches) == 2 else 1.0
     preview = bool(case.get("preview"))
-    return Sample("m", case.get("sampler", "euler"), branches, cfg, seed=7, noise_device="cpu", preview=preview)
+    return Sample("m", case.get("sampler", "euler"), branches, cfg, preview=preview)
 
 
 def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: bool = False) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def sample(rank: PoolRank, name: str, steps: int = 3) -> torch.Tensor:
     sigmas = torch.linspace(1, 0, steps + 1)
     del tensors["timestep"]
     tensors |= {"sigmas": sigmas, "timesteps": sigmas}
-    return rank.run(Sample(name, "euler", (reference,), 1.0, 0, "cpu"), tensors)[1]["latent"]
+    return rank.run(Sample(name, "euler", (reference,), 1.0), tensors)[1]["latent"]
 
 
 def compare_patched(

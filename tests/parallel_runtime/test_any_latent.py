@@ -92,7 +92,7 @@ def make_requests(family: Family, size: tuple[int, ...]) -> tuple[Forward, Sampl
     sigmas = torch.tensor([1.0, 0.5, 0.0])
     text, tensors = refer(1, given)
     tensors |= {"x": x, "timestep": torch.tensor([0.5]), "sigmas": sigmas, "timesteps": sigmas}
-    return Forward("m", text), Sample("m", "euler", (text,), 1.0, 0, "cpu"), tensors
+    return Forward("m", text), Sample("m", "euler", (text,), 1.0), tensors
 
 
 def run_all(rank: int, world_size: int, folder: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ CASES = {
         case("warm-up of two", pipe=2, patches=3, warmup=2),
         case("synchronous only", pipe=2, warmup=4),
         case("one patch", pipe=2, patches=1),
-        case("two evaluations a step", pipe=2, sampler="heun", patches=3),
+        case("multistep", pipe=2, sampler="dpmpp_2m", patches=3),
         case("with previews", pipe=2, patches=3, preview=True),
     ],
     3: [case("three stages", pipe=3, patches=3), case("fewer patches than stages", pipe=3, patches=2, texts=[5, 3])],

@@ -39,8 +39,6 @@ CASES = {
         case("synchronous only", pipe=2, warmup=4),
         case("one patch", pipe=2, patches=1),
         case("multistep", pipe=2, sampler="dpmpp_2m", patches=3),
-        case("two evaluations a step", pipe=2, sampler="heun", patches=3),
-        case("noise between steps", pipe=2, sampler="euler_ancestral", patches=3),
         case("with previews", pipe=2, patches=3, preview=True),
         case("bfloat16", steps=2, pipe=2, patches=3, dtype="bfloat16"),  # timesteps that bfloat16 has
     ],
@@ -111,7 +109,6 @@ def emulated(each: dict[str, Any], monkeypatch: Any) -> torch.Tensor:
         **make_inputs(each),
         cfg=request.cfg,
         sampler=request.sampler,
-        seed=request.seed,
         patches=each["plan"]["patches"],
         warmup=each["plan"]["warmup_steps"],
     )

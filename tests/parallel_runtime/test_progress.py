@@ -10,7 +10,6 @@ import torch
 
 from parallel_runtime.denoising import progress
 from parallel_runtime.denoising.progress import StepTelling
-from parallel_runtime.sampling.noise import NoiseSource
 
 GPU = torch.device("cuda", 0)
 
@@ -161,13 +160,3 @@ def test_a_real_gpu_is_one_step_behind_the_host_and_each_preview_is_of_its_step(
     telling.flush()
     assert counts == [1, 1, 2, 3, 4, 5]
     assert all(torch.equal(denoised, torch.full((3, 2, 4), float(index))) for index, denoised in told)
-
-
-@pytest.mark.gpu
-def test_noise_of_the_cpu_reaches_a_real_gpu_without_waiting_for_it(request):
-    like, wanted = torch.zeros(2, 3, device=GPU), NoiseSource(7).draw(torch.zeros(2, 3))
-    source = NoiseSource(7)
-    request.getfixturevalue("waiting_is_an_error")
-    drawn = source.draw(like)
-    torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(drawn.cpu(), wanted)

@@ -161,7 +161,7 @@ class Client:
             branches.append(reference)
             tensors |= own
         cfg = 2.0 if len(branches) > 1 else 1.0
-        return Sample(model, "euler", tuple(branches), cfg, 0, "cpu"), tensors
+        return Sample(model, "euler", tuple(branches), cfg), tensors
 
     def forward(self, request: Prompt, model: str) -> tuple[Forward, dict[str, torch.Tensor]]:
         batch = len(request.texts)

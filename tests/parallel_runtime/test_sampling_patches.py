@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
-from parallel_runtime.sampling.noise import NoiseSource, PartNoise
-from parallel_runtime.sampling.prediction import PREDICTIONS
+from parallel_runtime.sampling.prediction import FLOW, PREDICTIONS
 from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED
 
 SEED = 11
@@ -22,16 +21,15 @@ def pointwise(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:
     return [torch.tanh(x + torch.sin(timestep).view(-1, 1, 1, 1)), torch.sin(x)]
 
 
-def run_in_patches(sampler, denoiser, x, sigmas, prediction, rows):
+def run_in_patches(sampler, denoiser, x, sigmas, rows):
     """As a pipeline does: one generator per patch of rows, each step taken patch by patch."""
     edges = torch.tensor([0, *rows]).cumsum(0).tolist()
     parts = [(..., slice(low, high), slice(None)) for low, high in pairwise(edges)]
-    sources = [PartNoise(NoiseSource(SEED), x, part) if sampler.adds_noise else None for part in parts]
-    runs = [sampler.steps(x[part], sigmas, source, prediction) for part, source in zip(parts, sources, strict=True)]
+    runs = [sampler.steps(x[part], sigmas) for part in parts]
     denoisers = [denoiser.part(part) for part in parts]
     evaluations, finished = [next(run) for run in runs], []
     while not finished:
-        assert len({(one.index, one.level, one.first) for one in evaluations}) == 1
+        assert len({one.index for one in evaluations}) == 1
         for position, run in enumerate(runs):
             try:
                 evaluations[position] = run.send(denoisers[position](evaluations[position]))
@@ -52,25 +50,13 @@ def run_in_patches(sampler, denoiser, x, sigmas, prediction, rows):
 )
 def test_a_run_in_patches_is_the_run_over_the_whole(name, kind, rows, steps, ends_clean, masked):
     sampler, prediction = SAMPLERS[name], PREDICTIONS[kind]
-    levels = SIGMAS["flow" if prediction.is_flow else "eps"]
+    levels = SIGMAS["flow" if prediction is FLOW else "eps"]
     sigmas = torch.tensor(levels[-steps - 1 :] if ends_clean else levels[: steps + 1][:6])
     shape = (2, 3, sum(rows), 5)
     stream = torch.Generator().manual_seed(SEED)
     x, latent, noise = (torch.randn(shape, generator=stream) for _ in range(3))
     inpaint = Inpaint(torch.rand(shape, generator=stream), latent, noise) if masked else None
     denoiser = Denoiser(pointwise, prediction, sigmas, 2.5, inpaint)
-    whole = sampler(denoiser, x, sigmas, noise=NoiseSource(SEED), on_step=lambda *step: None, prediction=prediction)
-    parts = run_in_patches(sampler, denoiser, x, sigmas, prediction, rows)
+    whole = sampler(denoiser, x, sigmas, lambda *step: None)
+    parts = run_in_patches(sampler, denoiser, x, sigmas, rows)
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
-
-
-def test_parts_of_a_draw_are_parts_of_the_whole_draw_however_far_they_run_ahead():
-    like = torch.empty(2, 3, 7, 4)
-    parts = [(..., slice(0, 3), slice(None)), (..., slice(3, 7), slice(None))]
-    top, bottom = (PartNoise(NoiseSource(SEED), like, part) for part in parts)
-    ahead = [top.draw(like[parts[0]]) for _ in range(3)]
-    source = NoiseSource(SEED)
-    for number in range(3):
-        whole = source.draw(like)
-        assert torch.equal(ahead[number], whole[parts[0]])
-        assert torch.equal(bottom.draw(like[parts[1]]), whole[parts[1]])

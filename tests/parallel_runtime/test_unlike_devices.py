@@ -1,4 +1,4 @@
-"""Ranks whose devices draw other noise from one seed sample the picture of the first of them."""
+"""Ranks whose devices compute otherwise sample the picture of the first of them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.denoising.denoise import Denoising
+from parallel_runtime.denoising import denoise
 from parallel_runtime.engine import rank_state
 from parallel_runtime.engine.engine import Engine
-from parallel_runtime.errors import RequestError
 from parallel_runtime.requests.conditioning import refer
-from parallel_runtime.requests.requests import ConditioningRef, Load, Sample
-from parallel_runtime.sampling import noise as noise_module
+from parallel_runtime.requests.requests import Load, Sample
+from parallel_runtime.sampling.rules import euler
+from parallel_runtime.sampling.samplers import Sampler
 from tests.parallel_runtime.staged_run import Quiet
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config, write_diffusers_folder
@@ -25,7 +25,7 @@ PLANS = [{"ulysses": 2, "cfg": 2}, {"data": 2, "ulysses": 2}, {"pipe": 2, "ulyss
 
 
 def make_request(branches: int) -> tuple[Sample, dict[str, torch.Tensor]]:
-    """A run that adds noise, with one or two CFG branches, on a batch of two."""
+    """A run with one or two CFG branches, on a batch of two."""
     generator = torch.Generator().manual_seed(3)
     tensors = {"x": torch.randn(2, 16, 6, 4, generator=generator)}
     tensors["sigmas"] = tensors["timesteps"] = torch.linspace(1, 0, 5)
@@ -39,7 +39,7 @@ def make_request(branches: int) -> tuple[Sample, dict[str, torch.Tensor]]:
         reference, named = refer(index + 1, given, index)
         tensors |= named
         references.append(reference)
-    return Sample("m", "euler_ancestral", tuple(references), 3.0 if branches > 1 else 1.0, 7, "cpu"), tensors
+    return Sample("m", "euler", tuple(references), 3.0 if branches > 1 else 1.0), tensors
 
 
 def sample(engine: Engine, path: str, degrees: dict[str, int], branches: int) -> torch.Tensor | None:
@@ -52,17 +52,17 @@ def sample(engine: Engine, path: str, degrees: dict[str, int], branches: int) ->
         return prepared.run(tensors, Quiet())[1].get("latent")
 
 
-def sample_with_other_streams(rank: int, world_size: int, path: str) -> dict[str, Any]:
-    """Run by `run_ranks`: the ranks beside the first of their stage draw from another stream."""
+def sample_with_other_steps(rank: int, world_size: int, path: str) -> dict[str, Any]:
+    """Run by `run_ranks`: the ranks beside the first of their stage step otherwise."""
     expected = [sample(Engine(CPU, 0, 1), path, {}, 2 if "cfg" in plan else 1) for plan in PLANS]
     rank_state.devices_unlike = lambda *_: True
     rank_state.measure_speeds = lambda *_: [1.0, 0.5, 1.0, 0.5]
-    engine, plain = Engine(CPU, rank, world_size), noise_module._generator
+    engine = Engine(CPU, rank, world_size)
     errors = []
     for plan, wanted in zip(PLANS, expected, strict=True):
         first = rank == 0 or ("pipe" in plan and rank == 2)
-        other = 0 if first else rank
-        noise_module._generator = lambda seed, *rest, other=other: plain(seed + other, *rest)
+        change = 0.0 if first else 0.1 * rank
+        denoise.find_sampler = lambda name, change=change: Sampler(lambda *step: euler(*step) + change)
         latent = sample(engine, path, plan, 2 if "cfg" in plan else 1)
         if rank == 0:
             errors.append(float((latent - wanted).abs().max() / wanted.abs().max()))
@@ -70,18 +70,8 @@ def sample_with_other_streams(rank: int, world_size: int, path: str) -> dict[str
 
 
 @pytest.mark.slow
-def test_the_picture_is_that_of_the_first_device_whatever_noise_the_others_draw(tmp_path):
+def test_the_picture_is_that_of_the_first_device_whatever_the_others_make_of_a_step(tmp_path):
     path: Path = write_diffusers_folder(tmp_path / "tiny", tiny_config(num_layers=1, num_single_layers=1))
-    results = run_ranks(4, f"{__name__}:sample_with_other_streams", {"path": str(path)})
+    results = run_ranks(4, f"{__name__}:sample_with_other_steps", {"path": str(path)})
     assert len(results[0]["errors"]) == len(PLANS)
     assert max(results[0]["errors"]) < 1e-5
-
-
-def test_stages_of_unlike_gpus_refuse_noise_that_the_last_of_them_would_draw():
-    request = Sample("m", "euler_ancestral", (ConditioningRef(1),), 1.0, 7, "cuda")
-    with pytest.raises(RequestError, match="several models would draw another"):
-        Denoising(request, torch.float32, unlike=True).require_noise_of_first_rank()
-    Denoising(request, torch.float32).require_noise_of_first_rank()
-    for quiet in ({"sampler": "euler"}, {"noise_device": "cpu"}):
-        changed = Sample(**{**{name: getattr(request, name) for name in request.__struct_fields__}, **quiet})
-        Denoising(changed, torch.float32, unlike=True).require_noise_of_first_rank()

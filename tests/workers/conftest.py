@@ -55,7 +55,7 @@ class FaultyPool:
         """A Sample that does what `fault` says."""
         branch = Branch({"context": torch.zeros(1, 1, 1)}, 0)
         x = torch.arange(6.0).reshape(1, 6)
-        request = make_loop(fault, torch.linspace(1, 0, steps + 1), x, (branch,), 1.0, 0)
+        request = make_loop(fault, torch.linspace(1, 0, steps + 1), x, (branch,), 1.0)
         return self.client.sample(self.model(), request, **callbacks)
 
     def forward(self, faults: tuple[int, int] = (0, 0)) -> torch.Tensor:

@@ -17,7 +17,6 @@ def make_loop(
     x: torch.Tensor,
     branches: tuple[Branch, ...],
     cfg: float,
-    seed: int,
     *,
     timesteps: torch.Tensor | None = None,
     concat: Sequence[torch.Tensor] = (),
@@ -25,7 +24,7 @@ def make_loop(
     **more: Any,
 ) -> LoopRequest:
     """One whose transformer is told the sigmas, if no timesteps."""
-    job = Sample("", sampler, (), cfg, seed, "cpu", inpaint=inpaint is not None, concat=bool(concat), **more)
+    job = Sample("", sampler, (), cfg, inpaint=inpaint is not None, concat=bool(concat), **more)
     appended = {concat_name(branch.index): each for branch, each in zip(branches, concat, strict=False)}
     told = sigmas if timesteps is None else timesteps
     return LoopRequest(job, branches, {"x": x, "sigmas": sigmas, "timesteps": told, **appended, **(inpaint or {})})

@@ -24,7 +24,7 @@ def model(tmp_path):
 def sample(model: ModelRequest) -> tuple[torch.Tensor, list[str]]:
     """Sample in a fresh pool; return the latent and what was told, in order."""
     told: list[str] = []
-    request = make_loop("euler", torch.linspace(1, 0, 4), latent(), (Branch(conditioning(), 0),), 1.0, 0)
+    request = make_loop("euler", torch.linspace(1, 0, 4), latent(), (Branch(conditioning(), 0),), 1.0)
     client = PoolClient(PoolSpec("cpu", (0,)))
 
     def listen() -> bool:

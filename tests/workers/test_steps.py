@@ -91,7 +91,7 @@ def test_whatever_changes_the_model_or_ends_in_an_error_is_followed_by_a_prepare
 
     first = step()
     asked.clear()
-    request = make_loop("euler", torch.tensor([0.9, 0.0]), latent(1), (Branch(given(), 0),), 1.0, 0)
+    request = make_loop("euler", torch.tensor([0.9, 0.0]), latent(1), (Branch(given(), 0),), 1.0)
     client.sample(model(path), request)
     assert torch.equal(step(), first)  # a loop in between changes nothing
     client.load(model(path))

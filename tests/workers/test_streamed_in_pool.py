@@ -30,7 +30,7 @@ GIVEN = {"context": draw(1, 7, 64, seed=1), "y": draw(1, 32, seed=2), "guidance"
 
 
 def sample(client: PoolClient, model: ModelRequest, **callbacks) -> torch.Tensor:
-    request = make_loop("euler", SIGMAS, draw(1, 16, 8, 6), (Branch(GIVEN, 0),), 1.0, 0, timesteps=SIGMAS)
+    request = make_loop("euler", SIGMAS, draw(1, 16, 8, 6), (Branch(GIVEN, 0),), 1.0, timesteps=SIGMAS)
     return client.sample(model, request, **callbacks)
 
 
