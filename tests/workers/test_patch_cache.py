@@ -92,14 +92,17 @@ def test_those_that_were_used_longest_ago_are_dropped_with_their_tensors(limit, 
     assert pool.factors.count(next(iter(two.patches.factors))) == 2
 
 
-def test_after_a_failure_everything_is_sent_again():
-    pool = Pool(fails=(2,))
-    cache, wanted = PatchCache(pool.submit), patches(1.0, torch.rand(4))
+def test_after_a_failure_what_was_on_its_way_is_sent_again():
+    pool = Pool(fails=(4,))
+    cache, earlier, wanted = PatchCache(pool.submit), patches(1.0, torch.rand(4)), patches(1.0, torch.rand(4))
+    cache.send(earlier)
     with pytest.raises(RequestError):
         cache.send(wanted)
     cache.send(wanted)
+    cache.send(earlier)
     assert contents(pool, wanted).name == wanted.patches.name
-    assert len(pool.factors) == 2
+    assert contents(pool, earlier).name == earlier.patches.name
+    assert len(pool.factors) == 3
 
 
 def test_what_the_client_is_not_certain_of_goes_with_the_next_request():

@@ -43,23 +43,18 @@ class Attachments:
 
     def __init__(self, submit: Callable[[Submission], Reply]):
         self._submit = submit
-        self._held: set[int] = set()
-        self._gone: list[int] = []
+        self._held: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._certain = True  # the ranks have no others than these
 
     def bring(self, networks: Iterable[Attached]) -> None:
         """Have the ranks know these, and forget those that nobody here has any more."""
-        while self._gone:  # which the collector of any thread adds to
-            if (number := self._gone.pop()) in self._held:
-                self._held.remove(number)
-                self._certain = False
-        if not self._certain:
-            self._submit(Submission(request=Attach(kept=tuple(sorted(self._held)))))
-            self._certain = True
+        there = {number: module for number, module in self._held.items() if module() is not None}
+        if not self._certain or len(there) < len(self._held):
+            self._submit(Submission(request=Attach(kept=tuple(there))))
+            self._held, self._certain = there, True
         for each in networks:
             if each.number not in self._held:
-                self._held.add(each.number)
-                weakref.finalize(each.module, self._gone.append, each.number)
+                self._held[each.number] = weakref.ref(each.module)
                 self._send(each)
 
     def forget(self) -> None:

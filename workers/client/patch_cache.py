@@ -32,12 +32,8 @@ class PatchCache:
         """Have patches in the pool; ParallelError where it has no ComfyUI to compute them, or died."""
         if new := [each for each in patches.sets if each.name not in self._sets]:
             self._make_room([each.name for each in patches.sets])
-            try:
-                for request, tensors in self._requests(patches, new):
-                    self._submit(Submission(request=request, tensors=tensors))
-            except BaseException:
-                self.clear()  # whether the ranks have kept them is not certain
-                raise
+            for request, tensors in self._requests(patches, new):  # where one fails, ranks have more than counts
+                self._submit(Submission(request=request, tensors=tensors))
         for each in patches.sets:
             self._sets[each.name] = {name: factor.nbytes for name, factor in each.factors.items()}
             self._sets.move_to_end(each.name)
