@@ -1,26 +1,20 @@
-"""Parallel Sampler: KSampler with the loop in the pool."""
+"""Parallel Sampler: KSampler by another name, with the values that FLUX.1 is made for."""
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Any
 
 import comfy.samplers
 from comfy_api.latest import io
 
-from parallel_runtime.said import together
-
-from .node_text import failing_shown, found_by, show_text
-from .run_notices import describe_loop
-
-log = logging.getLogger("parallel_dit")
+from .node_text import failing_shown, found_by
 
 _MAX_SEED = 0xFFFFFFFFFFFFFFFF
 
 
 class ParallelSampler(io.ComfyNode):
-    """Inputs and result of KSampler. What the pool's loop does not know runs per step, and the node says so."""
+    """Inputs and result of KSampler. What ran, the MODEL says on the node, as on any other that samples."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -29,10 +23,12 @@ class ParallelSampler(io.ComfyNode):
             node_id="ParallelSampler",
             display_name="Parallel Sampler",
             category="parallel",
-            description="KSampler, and says where the loop ran. Takes a MODEL of Parallel Loader.",
+            description="KSampler, with the values that FLUX.1 is made for.",
             **found_by("ksampler", "multi gpu", "parallel"),
             inputs=[
-                io.Model.Input("model", tooltip="A MODEL of Parallel Loader."),
+                io.Model.Input(
+                    "model", tooltip="A MODEL of Parallel Loader, whose loop runs on all GPUs, or any other."
+                ),
                 io.Int.Input(
                     "seed",
                     default=0,
@@ -40,9 +36,8 @@ class ParallelSampler(io.ComfyNode):
                     max=_MAX_SEED,
                     control_after_generate=True,
                     optional=True,
-                    tooltip="Number that the noise is made from. The same seed gives KSampler's picture.",
                 ),
-                io.Int.Input("steps", default=20, min=1, max=10000, optional=True, tooltip="Denoising steps."),
+                io.Int.Input("steps", default=20, min=1, max=10000, optional=True),
                 io.Float.Input(
                     "cfg",
                     default=1.0,
@@ -67,11 +62,10 @@ class ParallelSampler(io.ComfyNode):
                     options=comfy.samplers.KSampler.SCHEDULERS,
                     default="simple",
                     optional=True,
-                    tooltip="How the noise level falls from step to step.",
                 ),
-                io.Conditioning.Input("positive", tooltip="What should be in the picture."),
-                io.Conditioning.Input("negative", tooltip="What should not be in it; counts only with CFG above 1."),
-                io.Latent.Input("latent_image", tooltip="The latent to denoise; its noise mask is respected."),
+                io.Conditioning.Input("positive"),
+                io.Conditioning.Input("negative"),
+                io.Latent.Input("latent_image"),
                 io.Float.Input(
                     "denoise",
                     default=1.0,
@@ -79,11 +73,9 @@ class ParallelSampler(io.ComfyNode):
                     max=1.0,
                     step=0.01,
                     optional=True,
-                    tooltip="Part of the noise that is put in and taken out again; below 1 the input shows through.",
                 ),
             ],
             outputs=[io.Latent.Output(tooltip="The denoised latent.")],
-            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -101,20 +93,14 @@ class ParallelSampler(io.ComfyNode):
         scheduler: str = "simple",
         denoise: float = 1.0,
     ) -> io.NodeOutput:
-        """Sample and say where it was done.
+        """Sample.
 
         Raises:
-            RequestError: a MODEL of another loader, or one with what is not transportable.
+            RequestError: what is on the MODEL is not transportable.
             ParallelError: see PoolClient.sample.
         """
-        # Imported here and not at the top: ComfyUI's start shall not pay for it.
-        from .remote_model import remote_of
-
-        remote = remote_of(model)
         # ComfyUI's own module of that name, and not this package.
         (latent,) = sys.modules["nodes"].common_ksampler(
             model, seed, steps, cfg, sampler_name, scheduler, positive, negative, latent_image, denoise=denoise
         )
-        text = together((describe_loop(remote.notices.obstacles, remote.stages), remote.notices.summary()))
-        log.info("Parallel Sampler: %s", text)
-        return io.NodeOutput(latent, ui=show_text(cls.hidden.unique_id, text))
+        return io.NodeOutput(latent)

@@ -130,26 +130,6 @@ def build_model(
     )
 
 
-def remote_of(model: Any) -> RemoteTransformer:
-    """The remote transformer of a MODEL.
-
-    Raises:
-        RequestError: the MODEL is not from Parallel Loader.
-    """
-    remote = getattr(getattr(model, "model", None), "parallel_remote", None)
-    if isinstance(remote, RemoteTransformer):
-        return remote
-    name = type(getattr(model, "model", model)).__name__
-    raise RequestError(
-        said(
-            "{node} takes a MODEL of Parallel Loader, and this one ({name}) comes from another loader.",
-            node="Parallel Sampler",
-            name=name,
-        ),
-        "Load the model with Parallel Loader, or sample with KSampler.",
-    )
-
-
 def _invoking(transformer: torch.nn.Module, method: str, remote: RemoteTransformer) -> Callable[..., torch.Tensor]:
     """A method that needs the weights, which are in the pool."""
     signature = inspect.signature(getattr(transformer, method))

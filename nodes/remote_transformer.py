@@ -160,7 +160,7 @@ class RemoteTransformer:
         """
         self.functions.end()
         if summary := self.notices.finish(whole):
-            how = describe_loop(self.notices.obstacles, self.stages) if self.notices.obstacles else ""
+            how = describe_loop(self.notices.obstacles, self.stages)
             self.notices.waits.tell(together((summary, how)))
 
     def _note(self, pool: PoolClient, x: torch.Tensor, steps: int, how: Hashable) -> None:

@@ -21,19 +21,18 @@ log = logging.getLogger("parallel_dit")
 
 IN_TURN = Said("Step by step, the stages run one after the other: exact, but slower than one GPU.")
 STOPPED = Said("Stopped before the end.")
-_IN_POOL = Said("Sampled on these devices.")
 _BY_ITSELF = Said("a node that samples by itself")
 
 
 def describe_loop(obstacles: Sequence[Said], stages: int = 1) -> Said:
-    """Where a loop ran, a sentence or two.
+    """Why a loop went step by step, a sentence or two.
 
     Args:
-        obstacles: why it went step by step.
+        obstacles: what kept it from the pool; "" where nothing did.
         stages: that the weights are split into.
     """
     if not obstacles:
-        return _IN_POOL
+        return NOTHING
     what = listed(obstacles)
     text = said("Sampled step by step, because the loop on these devices does not know {what}.", what=what)
     return text if stages == 1 else together((text, IN_TURN))
@@ -90,8 +89,6 @@ class RunNotices:
     def begin(self) -> None:
         """A sampling run begins."""
         self.obstacles = (_BY_ITSELF,)
-        self.record: RunRecord | None = None
-        """Of the run, when it is over; None where nothing ran."""
         self._last: tuple[Finished, PlanDetails | None, tuple[int, ...], int, Hashable] | None = None
         self._times: list[float] = []
         self._told_of_stages = False
@@ -114,7 +111,7 @@ class RunNotices:
         self._last = ran, details, tuple(latent), steps, how
 
     def finish(self, whole: bool = True) -> Said:
-        """A run is over: keep what it was, and return its `summary`; "" where nothing ran.
+        """A run is over: keep what it was, and return that in sentences; "" where nothing ran.
 
         Args:
             whole: it came to its end. Of one that did not, nobody knows how many steps ran, and so what one took.
@@ -122,23 +119,24 @@ class RunNotices:
         if not whole:
             self.begin()
             self.waits.tell(STOPPED)
-        if self._last is not None:
-            ran, details, latent, steps, how = self._last
-            kind = self._model, latent, how, len(self._times) // (steps or 1)
-            self.record = RunRecord(
-                model=self._model,
-                node=self._where()[1],
-                plan=ran.plan,
-                latent=latent,
-                steps=steps,
-                step_seconds=self._step_seconds(steps),
-                one_gpu_seconds=self._history.one_rank_seconds(kind),
-                details=details,
-                ended=time.time(),
-                obstacles=self.obstacles,
-            )
-            self._history.ran(kind, self.record)
-        return self.summary()
+        if self._last is None:
+            return NOTHING
+        ran, details, latent, steps, how = self._last
+        kind = self._model, latent, how, len(self._times) // (steps or 1)
+        record = RunRecord(
+            model=self._model,
+            node=self._where()[1],
+            plan=ran.plan,
+            latent=latent,
+            steps=steps,
+            step_seconds=self._step_seconds(steps),
+            one_gpu_seconds=self._history.one_rank_seconds(kind),
+            details=details,
+            ended=time.time(),
+            obstacles=self.obstacles,
+        )
+        self._history.ran(kind, record)
+        return describe_run(record)
 
     def _step_seconds(self, steps: int) -> float | None:
         """The first call left out, which may have compiled; None where there was no other."""
@@ -147,10 +145,6 @@ class RunNotices:
             return None
         seconds = (self._times[-1] - self._times[0]) / (calls - 1)
         return seconds * calls / (steps or calls)
-
-    def summary(self) -> Said:
-        """What ran, in sentences; "" where nothing did."""
-        return describe_run(self.record) if self.record is not None else NOTHING
 
     def computed(self) -> None:
         """A step is through: whatever was compiled for it is ready."""

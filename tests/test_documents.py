@@ -90,8 +90,8 @@ class Node:
 
     display_name: str
     description: str
-    inputs: dict[str, str]
-    outputs: list[str]
+    inputs: dict[str, str | None]
+    outputs: list[str | None]
 
 
 def read_nodes() -> dict[str, Node]:
@@ -126,8 +126,8 @@ def read_nodes() -> dict[str, Node]:
     return nodes
 
 
-def _tooltip(call: ast.Call) -> str:
-    return next(ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg == "tooltip")
+def _tooltip(call: ast.Call) -> str | None:
+    return next((ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg == "tooltip"), None)
 
 
 NODES = read_nodes()
@@ -279,9 +279,10 @@ def test_every_node_and_input_has_its_texts(language):
         assert list(texts[name]["inputs"]) == list(node.inputs), name
         assert list(texts[name]["outputs"]) == [str(index) for index in range(len(node.outputs))], name
         entries = [*texts[name]["inputs"].values(), *texts[name]["outputs"].values()]
+        told = [*node.inputs.values(), *node.outputs]
         assert texts[name]["display_name"]
         assert texts[name]["description"]
-        assert all(entry["tooltip"] for entry in entries)
+        assert [bool(entry.get("tooltip")) for entry in entries] == [bool(tooltip) for tooltip in told], name
         assert all(entry["name"] for entry in texts[name]["inputs"].values())
 
 
@@ -289,7 +290,7 @@ def test_the_english_texts_are_those_of_the_nodes():
     for name, texts in load_locale("en", "nodeDefs").items():
         node = NODES[name]
         assert (texts["display_name"], texts["description"]) == (node.display_name, node.description)
-        assert {key: entry["tooltip"] for key, entry in texts["inputs"].items()} == node.inputs
+        assert {key: entry.get("tooltip") for key, entry in texts["inputs"].items()} == node.inputs
         assert [entry["tooltip"] for entry in texts["outputs"].values()] == node.outputs
 
 
@@ -303,7 +304,8 @@ def test_nodes_speak_of_devices_and_not_of_how_they_work(language):
 def test_the_other_languages_are_translated(language):
     for name, texts in load_locale(language, "nodeDefs").items():
         entries = [*texts["inputs"].values(), *texts["outputs"].values()]
-        words = [texts["display_name"], texts["description"], *(entry["tooltip"] for entry in entries)]
+        tooltips = [entry["tooltip"] for entry in entries if "tooltip" in entry]
+        words = [texts["display_name"], texts["description"], *tooltips]
         assert [text for text in words if text.isascii()] == [], name
 
 

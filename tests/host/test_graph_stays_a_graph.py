@@ -60,9 +60,14 @@ def test_after_a_run_the_plan_that_ran_stands_on_the_sampler_alone(host, sampler
     run = host.run(replace(workflow, model="plan.safetensors").prompt())
     assert run.error is None, run.error
     ran = r"Latent 10 × 12\. cfg 2: the batch of 2 is split 2 ways, 1 each, .* per step\."
-    begin = r"Sampled on these devices\. " if sampler_node == "ParallelSampler" else ""
-    assert re.match(begin + ran, [text for node, text in run.texts if node == SAMPLER][-1]), run.texts
+    assert re.match(ran, [text for node, text in run.texts if node == SAMPLER][-1]), run.texts
     assert not any(re.search(ran, text) for node, text in run.texts if node != SAMPLER), run.texts
+
+
+@pytest.mark.slow
+def test_a_model_of_another_loader_samples_as_with_ksampler(host):
+    latents = [host.latent(host.run(Workflow(sampler_node=name, seed=91).prompt()), SAVE) for name in SAMPLERS]
+    assert latents[0].equal(latents[1])
 
 
 @pytest.mark.slow_but_for("ParallelSampler")
@@ -166,7 +171,6 @@ BAD = {
         Workflow(loader="cpu:2", patch="rope", model=FOLDER),
         r"diffusers network cannot carry.*RoPE.*Choose a .safetensors file",
     ),
-    "a MODEL of another loader": (Workflow(sampler_node="ParallelSampler"), r"Parallel Loader.*another loader"),
     "a VAE": (
         Workflow(loader="cpu:2", model="vae.safetensors"),
         r"a VAE.*supported by this ComfyUI",

@@ -58,7 +58,6 @@ ALONE = frozenset(
         "diffusers {version} does not build {transformer_class} from the configuration of {path} ({error}).",
         "{each} of this ComfyUI has no {names}, through which its tokens could be split.",
         "{missing} tensors of weight patches did not come to the workers.",
-        "{node} takes a MODEL of Parallel Loader, and this one ({name}) comes from another loader.",
         "{path} holds {values} values, which is no model's config.",
         "{path} says {name} {value}, and at most {most} can be.",
         "{text} is not an address with a port.",

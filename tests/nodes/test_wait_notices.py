@@ -132,7 +132,6 @@ def test_a_run_that_was_stopped_is_not_recorded_and_has_no_speed():
         notices.computed()
         notices.ran(Finished(Said("ulysses 2.")), details(2), (1, 16, 128, 128), 20)
     assert notices.finish(whole=False) == ""
-    assert notices.summary() == ""
     assert shown[-1] == "Stopped before the end."
     assert history.to_mapping()["runs"] == []
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.host.workflow import LOADER, SAMPLER, Prompt, Workflow, link, node
+from tests.host.workflow import LOADER, Prompt, Workflow, link, node
 from tests.patience import wait_until
 
 from .test_panel import set_setting
@@ -49,7 +49,6 @@ FAULTS = {
         Workflow(loader="cpu:2", patch="attention").prompt(), "model", (f"functions that “{TITLE}” sets",)
     ),
     "a broken file": Fault(Workflow(loader="cpu:2", model="truncated.safetensors").prompt(), "model", ("truncated",)),
-    "another loader": Fault(Workflow(sampler_node="ParallelSampler").prompt(), SAMPLER, (f"“{TITLE}” takes a MODEL",)),
     "wrong devices": Fault(wrong_devices(), "config", ("seven",)),
 }
 
