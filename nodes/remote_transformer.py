@@ -122,8 +122,6 @@ class RemoteTransformer:
         self.notices.computed()
         sigmas = call.options.get("sample_sigmas")
         self._note(pool, call.x, 0 if sigmas is None else len(sigmas) - 1, "call")
-        if self.stages > 1 and not self.model.config.keeps_pixels:
-            self.notices.in_turn()
         return output.to(call.x)
 
     def invoke(self, method: str, arguments: Mapping[str, Any], should_cancel: Callable[[], bool]) -> torch.Tensor:

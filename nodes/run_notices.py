@@ -1,8 +1,7 @@
-"""What the node that samples says meanwhile: that the ranks compile, that stages run in turn. No ComfyUI needed."""
+"""What the node that samples says of a run, and what of it is kept. No ComfyUI needed."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
@@ -16,8 +15,6 @@ from .wait_notices import WaitNotices
 if TYPE_CHECKING:
     from parallel_runtime.requests.plan_details import PlanDetails
     from parallel_runtime.requests.requests import Finished
-
-log = logging.getLogger("parallel_dit")
 
 IN_TURN = Said("Step by step, the stages run one after the other: exact, but slower than one GPU.")
 STOPPED = Said("Stopped before the end.")
@@ -91,7 +88,6 @@ class RunNotices:
         self.obstacles = (_BY_ITSELF,)
         self._last: tuple[Finished, PlanDetails | None, tuple[int, ...], int, Hashable] | None = None
         self._times: list[float] = []
-        self._told_of_stages = False
 
     def loop(self, obstacles: Sequence[Said]) -> None:
         """A sampler is at work, in the pool or step by step."""
@@ -147,24 +143,10 @@ class RunNotices:
         return seconds * calls / (steps or calls)
 
     def computed(self) -> None:
-        """A step is through: whatever was compiled for it is ready."""
+        """A step is through."""
         self._times.append(self._clock())
-        waited = self.waits.end()
-        if "weights" in waited:
-            self._tell(said("Loaded."), logging.INFO)
-        if "compile" in waited:
-            self._tell(said("Compiled in {seconds} s.", seconds=round(waited["compile"])), logging.INFO)
-
-    def in_turn(self) -> None:
-        """A step ran through the stages one after the other; told once a run."""
-        if not self._told_of_stages:
-            self._told_of_stages = True
-            self._tell(IN_TURN, logging.WARNING)
+        self.waits.end()
 
     def _note(self, what: str, begin: float, end: float) -> None:
         prompt, node = self._where()
         self._history.span(prompt, Span(what, node, self._epoch + begin, self._epoch + end))
-
-    def _tell(self, text: Said, level: int) -> None:
-        log.log(level, "Parallel DiT: %s", text)
-        self.waits.tell(text)

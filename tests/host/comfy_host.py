@@ -42,7 +42,6 @@ class Run:
         previews: JPEG or PNG bytes, in order.
         texts: (node id, text) shown on nodes while it ran.
         executed: nodes that ran; those taken from the cache are not among them.
-        bars: (node id, share of its progress bar) in order, also where a node moves it between two steps.
         times: when each of `executed` and `texts` came, by `time.monotonic`: (node id, text or "", seconds).
     """
 
@@ -53,7 +52,6 @@ class Run:
     previews: list[bytes] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)
     executed: list[str] = field(default_factory=list)
-    bars: list[tuple[str, float]] = field(default_factory=list)
     times: list[tuple[str, str, float]] = field(default_factory=list)
 
 
@@ -262,9 +260,6 @@ def _read(run: Run, message: str, prompt_id: str) -> bool:
         return False
     if kind == "progress":
         run.progress.append((data["node"], data["value"], data["max"]))
-    elif kind == "progress_state":
-        running = {name: state for name, state in data["nodes"].items() if state["state"] == "running"}
-        run.bars += [(name, state["value"] / state["max"]) for name, state in running.items()]
     elif kind == "execution_error":
         run.error = data
     elif kind == "execution_interrupted":

@@ -1,4 +1,4 @@
-"""From the first half second on, the node that waits says what for, and moves its bar: a start of two CPU ranks."""
+"""From the first half second on, the node that waits says what for: a start of two CPU ranks."""
 
 from __future__ import annotations
 
@@ -58,9 +58,6 @@ def test_a_start_is_told_in_order_from_the_first_half_second_on(host):
     assert set(known) == {0, 1, 2}, shown
     moments = [at for _, at in shown]
     assert max(after - before for before, after in itertools.pairwise(moments)) < LONGEST_SILENCE, shown
-    bars = [share for node, share in run.bars if node in ("loader", "model")]
-    assert len(bars) > 2
-    assert bars == sorted(bars)
     # What ran stands on KSampler, too.
     assert re.match(r"Latent 14 × 20\. ulysses 2: ", [text for node, text in run.texts if node == SAMPLER][-1])
 

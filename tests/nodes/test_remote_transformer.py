@@ -14,7 +14,7 @@ from nodes import carried_patches
 from nodes.carried_patches import CarriedPatches
 from nodes.panel.run_history import HISTORY, RunHistory
 from nodes.remote_transformer import RemoteTransformer
-from nodes.run_notices import IN_TURN, STOPPED, RunNotices
+from nodes.run_notices import STOPPED, RunNotices
 from nodes.transformer_call import TransformerCall
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import PoolError, RequestError
@@ -216,7 +216,7 @@ def test_it_knows_whether_the_pool_competes_for_comfyuis_memory(monkeypatch, dev
 
 
 @pytest.mark.parametrize("in_pool", [False, True])
-def test_the_running_node_shows_how_long_the_ranks_have_compiled_and_when_they_are_done(in_pool):
+def test_the_running_node_shows_how_long_the_ranks_have_compiled(in_pool):
     remote, pool = make_remote()
     shown = listen(remote, pool)
     x = torch.ones(1, 4, 2, 2)
@@ -234,34 +234,7 @@ def test_the_running_node_shows_how_long_the_ranks_have_compiled_and_when_they_a
     compute()
     compute()
     text = "Compiling flux.safetensors, once per machine: {} s."
-    assert shown == [text.format(0), text.format(1), text.format(42), "Compiled in 42 s.", "step", "step"]
-
-
-def test_stages_step_by_step_are_told_once_a_run_on_the_node_and_in_the_log(caplog):
-    remote, pool = make_remote(stages=2)
-    remote.load(never)
-    shown = listen(remote, pool)
-    call = make_call(torch.ones(1, 4, 2, 2))
-    for run in range(1, 3):
-        remote.notices.begin()
-        for _ in range(3):
-            remote.forward(call, never)
-        assert len(shown) == run
-        assert IN_TURN in shown[-1]
-    assert [record.levelname for record in caplog.records if IN_TURN in record.getMessage()] == ["WARNING"] * 2
-
-
-def test_nothing_is_told_of_stages_in_the_pool_nor_of_a_whole_model(caplog):
-    staged, pool = make_remote(stages=2)
-    staged.load(never)
-    whole, other_pool = make_remote()
-    whole.load(never)
-    shown = [listen(staged, pool), listen(whole, other_pool)]
-    x = torch.ones(1, 4, 2, 2)
-    staged.sample(make_loop("euler", torch.ones(2), x, (), 1.0), lambda *step: None, never)
-    whole.forward(make_call(x), never)
-    assert shown == [[], []]
-    assert not caplog.records
+    assert shown == [text.format(0), text.format(1), text.format(42), "step", "step"]
 
 
 def test_the_plan_that_ran_its_latent_and_the_time_per_step_are_told_after_the_run():
@@ -336,7 +309,7 @@ def test_a_speed_up_is_told_beside_a_run_of_the_same_kind_alone(other):
     assert "times as fast" in run(remote.model, 2)
 
 
-def test_the_node_says_how_far_a_load_is_and_when_it_is_over():
+def test_the_node_says_how_far_a_load_is():
     remote, pool = make_remote()
     shown = listen(remote, pool)
     pool.loads = [Wait(), Wait("weights", 0, 24_000_000_000), Wait("weights", 12_345_678_901, 24_000_000_000)]
@@ -345,4 +318,4 @@ def test_the_node_says_how_far_a_load_is_and_when_it_is_over():
     pool.loads = [Wait("weights", 24_000_000_000, 24_000_000_000)]
     remote.forward(make_call(torch.zeros(1, 4, 2, 2)), never)
     remote.forward(make_call(torch.zeros(1, 4, 2, 2)), never)
-    assert shown[2:] == ["Loading: 24.0 of 24.0 GB.", "Loaded."]
+    assert shown[2:] == ["Loading: 24.0 of 24.0 GB."]
