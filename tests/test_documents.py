@@ -345,7 +345,7 @@ def test_every_setting_has_one_name_everywhere():
     server = (ROOT / "nodes" / "panel" / "settings.py").read_text(encoding="utf-8")
     canvas = json.loads((ROOT / "web" / "settings.json").read_text(encoding="utf-8"))
     read = set(re.findall(r'"(ParallelDiT\.\w+)"', server))
-    assert len(read) > 5
+    assert read
     assert read == {setting["id"] for setting in canvas}
     for language in LANGUAGES:
         texts = load_locale(language, "settings")

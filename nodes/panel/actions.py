@@ -1,23 +1,21 @@
-"""What is done with pools: by panel and API (each may take long: call it in a thread), and all the time, by settings:
-the log's level, and models and pools that leave the GPUs when nobody uses them."""
+"""What is done with pools: by panel and API (each may take long: call it in a thread), and all the time: those that
+nobody uses end."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.errors import ConfigurationError, ParallelError
+from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.said import said
 
-from .settings import LOG_LEVEL, LOG_LEVELS, PARK_MINUTES, read_settings
-
 if TYPE_CHECKING:
-    from workers.client.client import ModelRequest, PoolClient, VaeRequest
+    from workers.client.client import PoolClient
 
 SECONDS = 5.0
 UNUSED_SECONDS = 600.0
@@ -92,44 +90,21 @@ def _chosen(wishes: dict[str, Any]) -> list[PoolClient]:
     return pools
 
 
-def log_level(settings: Mapping[str, Any]) -> int:
-    """Of our lines in ComfyUI's log; where nothing was chosen, ComfyUI's own."""
-    wished = settings.get(LOG_LEVEL)
-    return LOG_LEVELS.get(wished, logging.NOTSET) if isinstance(wished, str) else logging.NOTSET
-
-
-def park_seconds(settings: Mapping[str, Any]) -> float:
-    """After so long without a prompt, models leave the GPUs; 0: never."""
-    minutes = settings.get(PARK_MINUTES, 0)
-    return 60.0 * minutes if isinstance(minutes, int | float) and minutes > 0 else 0.0
-
-
-def release_idle(seconds: float) -> None:
-    """Park the models of pools that nobody has used for so long (0: never), and end pools that started ahead of a
-    prompt which has not come."""
+def end_unused() -> None:
+    """End pools that started ahead of a prompt which has not come."""
     from workers.client.pool_registry import known_pools
 
     for pool in known_pools():
-        if 0 < seconds <= pool.idle_seconds:
-            unused: list[ModelRequest | VaeRequest] = [model.request for model in pool.models if model.bytes]
-            for each in unused + pool.vaes:
-                log.info("Parallel DiT: %s has not been used, and leaves the GPUs.", each.path)
-                try:
-                    pool.release(each, park=True)
-                except ParallelError as error:
-                    log.info("Parallel DiT: %s", error)
         if pool.idle_seconds >= UNUSED_SECONDS and pool.close_unused(UNUSED_SECONDS):
             log.info("Parallel DiT: the pool on %s has not been used, and ends; a prompt starts it again.", pool.spec)
 
 
 def keep_house() -> None:
-    """Start the thread that looks at the settings every few seconds."""
+    """Start the thread that looks every few seconds."""
 
     def run() -> None:
         while True:
-            settings = read_settings()
-            log.setLevel(log_level(settings))
-            release_idle(park_seconds(settings))
+            end_unused()
             time.sleep(SECONDS)
 
-    threading.Thread(target=run, name="parallel-dit-settings", daemon=True).start()
+    threading.Thread(target=run, name="parallel-dit-unused", daemon=True).start()

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from parallel_runtime.config import FASTER, ParallelConfig
+from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.said import said, together
 
 START_DEVICES = "ParallelDiT.StartDevices"
 DEFAULT_DEVICES = "ParallelDiT.DefaultDevices"
-DEFAULT_STAGES = "ParallelDiT.DefaultStages"
-DEFAULT_COMPILE = "ParallelDiT.DefaultCompile"
-PARK_MINUTES = "ParallelDiT.ParkMinutes"
-LOG_LEVEL = "ParallelDiT.LogLevel"
-LOG_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 LOCALE = "Comfy.Locale"
 LANGUAGES = ("en", "zh", "ja")
 
@@ -45,13 +39,9 @@ def default_config(settings: Mapping[str, Any]) -> ParallelConfig:
     Raises:
         ConfigurationError: a setting that cannot hold.
     """
-    devices, compile_mode = settings.get(DEFAULT_DEVICES) or "auto", settings.get(DEFAULT_COMPILE) or "auto"
+    devices = settings.get(DEFAULT_DEVICES) or "auto"
     try:
-        return ParallelConfig(
-            devices=devices.strip() if isinstance(devices, str) else devices,
-            compile=compile_mode,
-            may_change_pixels=settings.get(DEFAULT_STAGES) == FASTER,
-        )
+        return ParallelConfig(devices=devices.strip() if isinstance(devices, str) else devices)
     except ConfigurationError as error:
         where = said("It is the default in Settings, Parallel DiT.")
         raise ConfigurationError(together((error.cause, where)), error.fix) from error

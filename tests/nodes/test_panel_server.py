@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from nodes.panel.actions import log_level, park_seconds
 from nodes.panel.settings import default_config
 from nodes.panel.status import _models, clean, read_gpus, share_out
-from parallel_runtime.config import FASTER
 from parallel_runtime.errors import ConfigurationError
 
 GIB = 2**30
@@ -63,24 +60,10 @@ def test_a_secret_is_left_out_however_it_is_written_and_numbers_of_tokens_are_no
 
 def test_settings_give_the_default_configuration_and_wrong_ones_are_told():
     assert default_config({}).devices == "auto"
-    config = default_config(
-        {
-            "ParallelDiT.DefaultDevices": " 0,1 ",
-            "ParallelDiT.DefaultCompile": "off",
-            "ParallelDiT.DefaultStages": FASTER,
-        }
-    )
-    assert (config.devices, config.compile, config.may_change_pixels) == ("0,1", "off", True)
+    assert default_config({"ParallelDiT.DefaultDevices": " 0,1 "}).devices == "0,1"
     for wrong in ({"ParallelDiT.DefaultDevices": "gpu one"}, {"ParallelDiT.DefaultDevices": 7}):
         with pytest.raises(ConfigurationError, match="default in Settings, Parallel DiT"):
             default_config(wrong)
-
-
-def test_settings_choose_the_log_level_and_when_models_leave():
-    assert log_level({"ParallelDiT.LogLevel": "warning"}) == logging.WARNING
-    assert log_level({"ParallelDiT.LogLevel": ["?"]}) == log_level({}) == logging.NOTSET
-    assert park_seconds({"ParallelDiT.ParkMinutes": 5}) == 300
-    assert park_seconds({"ParallelDiT.ParkMinutes": "5"}) == park_seconds({}) == 0
 
 
 def test_a_file_is_listed_once_whatever_its_configurations():
