@@ -120,7 +120,7 @@ def test_the_whole_doctor_passes_here_listens_on_loopback_only_and_leaves_nothin
     ("fault", "says"),
     [
         ("raise", "Rank 1 failed while about to fail: RuntimeError: NCCL error: unhandled system error Last error: no"),
-        ("exit", "Rank 1 ended with exit code 7 while about to fail"),
+        pytest.param("exit", "Rank 1 ended with exit code 7 while about to fail", marks=pytest.mark.long),
         ("kill", "Rank 1 was ended by signal 9 while about to fail"),
     ],
 )
@@ -150,7 +150,12 @@ def test_ranks_that_hang_are_ended_in_time_and_the_report_says_where_each_was(tr
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_however_the_doctor_is_ended_its_ranks_and_its_folder_go_with_it(traces, number, code):
     def heed():  # a shell's background jobs ignore it, and what they start as well

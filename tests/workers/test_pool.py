@@ -224,7 +224,7 @@ def test_what_a_refused_request_would_have_sent_is_sent_by_the_next_one(client, 
     assert client.forward(model, x, torch.tensor([0.5]), text).isfinite().all()
 
 
-@pytest.mark.slow
+@pytest.mark.long  # and in the middle of a step in CI: test_pool_lifetime.py
 def test_the_pool_ends_with_a_client_that_is_killed(path):
     script = textwrap.dedent(f"""
         from parallel_runtime.config import ParallelConfig

@@ -66,7 +66,7 @@ def stop_supervisor(pool: FaultyPool) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_supervisor_is_told_of_given_up_and_replaced(faulty_pool, impatient):
-    pool = faulty_pool()
+    pool = faulty_pool(1)
     stopped = threading.Event()
 
     def stop(*_):
@@ -226,7 +226,7 @@ while True:
 """
 
 
-@pytest.mark.long_but_for("running", "loading")
+@pytest.mark.long_but_for("loading")
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["starting", "idle", "loading", "running"])
 def test_ctrl_c_ends_the_client_and_its_pool_in_every_state(tmp_path, state):

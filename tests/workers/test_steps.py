@@ -258,12 +258,15 @@ def test_a_fault_in_a_step_costs_the_pool_and_the_next_call_works(faulty_pool, r
     pool = faulty_pool()
     for _ in range(3):
         assert torch.equal(pool.forward(), torch.tensor([[0.0, 0.0, 5.0, 6.0]]))
+    before = pool.client.pool.pid
     faults = (-number, 0) if rank == 0 else (0, -number)
     started = time.monotonic()
     with pytest.raises(PoolError, match=rf"Worker {rank}.*{says}"):
         pool.forward(faults)
     assert time.monotonic() - started < SOON  # a rank that gets nowhere is found after a minute
     assert torch.equal(pool.forward(), torch.tensor([[0.0, 0.0, 5.0, 6.0]]))
+    assert pool.client.pool.pid != before  # what a rank has read is not done again
+    pool.check_gone()
     pool.remember()
 
 
