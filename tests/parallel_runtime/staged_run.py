@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
 from typing import Any
 
 import torch
@@ -61,6 +63,12 @@ class Quiet:
         return self.vote_stop(members)()
 
 
+@cache
+def whole_transformer(dtype: torch.dtype) -> Any:
+    """The transformer of all cases, which stages are cut from; a copy of it is made sooner than another one."""
+    return build_transformer(layers=LAYERS, dtype=dtype)
+
+
 def make_inputs(case: dict[str, Any]) -> dict[str, Any]:
     """Latent, sigmas and conditionings of a case, the same in every process."""
     height, width = case["latent"]
@@ -96,7 +104,7 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
         if mesh is None:
             continue  # the plan does not use this rank
         dtype = getattr(torch, case.get("dtype", "float32"))
-        transformer = build_transformer(layers=LAYERS, dtype=dtype)
+        transformer = copy.deepcopy(whole_transformer(dtype))
         stage = stage_of(transformer, FLUX, mesh, compile)
         inputs = make_inputs(case)
         branches = [

@@ -15,10 +15,10 @@ from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTra
 from parallel_runtime.requests.control import StopVotes
 from parallel_runtime.sampling.samplers import SUPPORTED
 from tests.families import STAGED
-from tests.parallel_runtime.flux_forward import build_transformer, relative_error
+from tests.parallel_runtime.flux_forward import relative_error
 from tests.parallel_runtime.pipefusion_emulator import emulate
 from tests.parallel_runtime.staged_families import run_alone
-from tests.parallel_runtime.staged_run import LAYERS, make_inputs, sample_request
+from tests.parallel_runtime.staged_run import make_inputs, sample_request, whole_transformer
 from tests.ranks import run_ranks
 
 
@@ -105,7 +105,7 @@ def emulated(each: dict[str, Any], monkeypatch: Any) -> torch.Tensor:
     request = sample_request(each)
     return emulate(
         monkeypatch,
-        build_transformer(layers=LAYERS, dtype=getattr(torch, each.get("dtype", "float32"))),
+        whole_transformer(getattr(torch, each.get("dtype", "float32"))),
         **make_inputs(each),
         cfg=request.cfg,
         sampler=request.sampler,
