@@ -17,7 +17,7 @@ from workers.launch import PoolSpec
 
 @pytest.fixture
 def model(tmp_path):
-    path = write_diffusers_folder(tmp_path / "tiny", tiny_config(num_layers=1, num_single_layers=1))
+    path = write_diffusers_folder(tmp_path / "tiny", tiny_config(num_layers=0, num_single_layers=1))
     return ModelRequest(str(path), "float32", ParallelConfig(devices="cpu:1", compile=True))
 
 
