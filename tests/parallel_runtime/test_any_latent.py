@@ -24,7 +24,6 @@ from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config
 from tests.tiny_model import find_by_name, write_diffusers_folder
 
-EXAMPLES = 4
 SIZES = tuple(itertools.product((1, 2), range(1, 6), range(1, 6)))
 """Frames (of video), height, width."""
 CPU = torch.device("cpu")
@@ -95,7 +94,7 @@ def make_requests(family: Family, size: tuple[int, ...]) -> tuple[Forward, Sampl
     return Forward("m", text), Sample("m", "euler", (text,), 1.0), tensors
 
 
-def run_all(rank: int, world_size: int, folder: str) -> dict[str, Any]:
+def run_all(rank: int, world_size: int, folder: str, examples: int) -> dict[str, Any]:
     """Run by `run_ranks`: all ranks draw the same sizes."""
     pair, found, errors = _Pair(rank, world_size), Counter(), {}
     for name, family in families().items():
@@ -103,7 +102,7 @@ def run_all(rank: int, world_size: int, folder: str) -> dict[str, Any]:
             if "pipe" in wish and not find_by_name(family.spec).cut:
                 continue
             pair.load(Path(folder) / name, wish)
-            for size in random.Random(f"{name} {wish}").sample(SIZES, EXAMPLES):
+            for size in random.Random(f"{name} {wish}").sample(SIZES, examples):
                 *requests, tensors = make_requests(family, size)
                 for request in requests:
                     # Stages change pixels once they no longer work in turn.
@@ -115,11 +114,13 @@ def run_all(rank: int, world_size: int, folder: str) -> dict[str, Any]:
     return {"errors": errors, **found}
 
 
+@pytest.mark.long_but_for("2")
 @pytest.mark.slow
-def test_a_latent_of_any_size_runs_as_on_one_rank_or_is_refused_before_any_rank_computes(tmp_path):
+@pytest.mark.parametrize("examples", [2, 6])
+def test_a_latent_of_any_size_runs_as_on_one_rank_or_is_refused_before_any_rank_computes(tmp_path, examples):
     for name, family in families().items():
         write_diffusers_folder(find_by_name(family.spec), tmp_path / name, family.config)
-    results = run_ranks(RANKS, f"{__name__}:run_all", {"folder": str(tmp_path)})
+    results = run_ranks(RANKS, f"{__name__}:run_all", {"folder": str(tmp_path), "examples": examples})
     assert results[0]["errors"] == {}
     assert {(each["ran"], each["refused"]) for each in results} == {(results[0]["ran"], results[0]["refused"])}
     assert results[0]["ran"] > results[0]["refused"] > 0

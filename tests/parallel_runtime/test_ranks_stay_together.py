@@ -197,7 +197,7 @@ LOSES = [Prompt(0, sampled=False, troubles=frozenset({"loses"})), Prompt(0, samp
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(requests=REQUESTS)
 @example(requests=TO_FEWER_AND_BACK)
 @example(requests=[Prompt(3, texts=(3, 5), troubles=frozenset({"cannot_record"})), Prompt(1)])
@@ -210,6 +210,17 @@ LOSES = [Prompt(0, sampled=False, troubles=frozenset({"loses"})), Prompt(0, samp
 @example(requests=[Prompt(6), Prompt(0, compile=True), Prompt(7), Prompt(0, compile=True)])
 @example(requests=UNLOADED_BETWEEN_FAILURES)
 def test_ranks_stay_together_whatever_is_asked_and_whatever_happens_to_one(paths, requests):
+    do_all(paths, requests)
+
+
+@pytest.mark.long
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(requests=REQUESTS)
+def test_ranks_stay_together_whatever_else_is_asked(paths, requests):
+    do_all(paths, requests)
+
+
+def do_all(paths: list[Path], requests: list[Prompt | Unload]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meshes, "KEPT", 2)  # groups are left and joined again
         client = Client(ThreadedPool(WORLD, patch), paths)
