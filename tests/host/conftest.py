@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,16 +70,14 @@ def left_light(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def has_format(host) -> Iterator[Callable[[str], bool]]:
     """Whether this ComfyUI has a format of quantised weights; a file of the tests' model in it is there then."""
+    from .small_files import run_beside
+
     folder = host.base / "models" / "diffusion_models"
-    script = Path(__file__).parents[1] / "comfyui_networks" / "formats.py"
-    environment = {**os.environ, "PYTHONPATH": host.host.python_path}
 
     @functools.cache
     def write(name: str) -> bool:
-        command = [host.host.python, str(script), str(host.host.path), str(folder / MODEL), str(folder), name]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return json.loads(done.stdout.splitlines()[-1]) == [name]
+        written = run_beside(host, "formats", host.host.path, folder / MODEL, folder, name)
+        return json.loads(written.splitlines()[-1]) == [name]
 
     yield write
     for name in FORMATS:

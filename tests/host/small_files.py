@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+from tests.comfyui_networks.script import run_script
 
 from .comfy_host import ComfyHost
 from .find_host import PACK_ROOT
@@ -22,14 +25,21 @@ def write_small_files(host: ComfyHost, folder: Path, names: Iterable[str]) -> di
         What it says to the others, by name; one of them is a failure, unless this ComfyUI is older
         (`older_host.skip_as_older`).
     """
-    module = "tests.comfyui_networks.write_files"
-    command = [host.host.python, "-m", module, str(host.host.path), str(folder), *names]
+    return json.loads(run_beside(host, "write_files", host.host.path, folder, *names).splitlines()[-1])
+
+
+def run_beside(host: ComfyHost, name: str, *arguments: object) -> str:
+    """What a script of tests/comfyui_networks prints that imports this ComfyUI, by the Python that runs it."""
+    module = f"tests.comfyui_networks.{name}"
+    if host.host.python == sys.executable:
+        return run_script(host.host.path, module, arguments)
+    command = [host.host.python, "-m", module, *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": host.host.python_path}
     done = subprocess.run(
         command, cwd=PACK_ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.stdout, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
 
 
 def write_gguf_files(host: ComfyHost) -> list[Path]:

@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def write(host) -> Iterator[Callable[[str], str]]:
-    """Makes a family's file, of the small ones all at once; a large one goes when the next is asked for."""
+    """Makes a family's file; a large one goes when the next is asked for."""
     folder = host.base / "models" / "diffusion_models"
     written: set[str] = set()
     unknown: dict[str, str] = {}
@@ -37,9 +37,8 @@ def write(host) -> Iterator[Callable[[str], str]]:
     def write_file(name: str) -> str:
         remove((written & LARGE_FAMILIES.keys()) - {name})
         if name not in written:
-            wanted = [name] if name in LARGE_FAMILIES else list(FAMILIES)
-            unknown.update(write_small_files(host, folder, wanted))
-            written.update(wanted)
+            unknown.update(write_small_files(host, folder, [name]))
+            written.add(name)
         if name in unknown:
             skip_as_older(host.host.path, f"does not know {name} ({unknown[name]})")
         return f"{name}.safetensors"
@@ -55,8 +54,19 @@ def turn(tmp_path_factory) -> Iterator[Callable[[], None]]:
         yield lambda: fcntl.flock(lock, fcntl.LOCK_EX)
 
 
+OF_LONG = {
+    *LARGE_FAMILIES,
+    *("wan-t2v", "wan-fun-control", "wan-camera-22", "wan-scail", "hunyuan-image", "ovis", "longcat", "hunyuan-3d-2"),
+    *("sd3", "sd15"),
+}
+"""Of the small ones those that have a relative with the same inputs, and those that other host tests have."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.long) for name in LARGE_FAMILIES)])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long if name in OF_LONG else ()) for name in (*FAMILIES, *LARGE_FAMILIES)],
+)
 def test_families_give_comfyuis_latent_with_tokens_shared_out_and_branches_dealt(host, write, turn, name):
     family = (FAMILIES | LARGE_FAMILIES)[name]
     if name in LARGE_FAMILIES:
@@ -107,6 +117,7 @@ def test_a_guider_with_a_scale_for_sound_of_its_own_runs_in_the_pool(host, write
     assert host.last_run()["loop"] == "pool", host.last_run()["why"]
 
 
+@pytest.mark.long_but_for("cpu:2")
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
 def test_guidance_away_from_a_sound_that_is_left_out_runs_in_the_pool(host, write, devices):

@@ -42,6 +42,7 @@ def compare(host, workflow: Workflow, parallel: Workflow, tolerance: float = TOL
     return ours.texts
 
 
+@pytest.mark.long_but_for("a bf16 file")
 @pytest.mark.slow_but_for("cfg, batch, odd sizes", "a reference latent")
 @pytest.mark.parametrize("name", CASES)
 def test_flux_through_comfyuis_network_under_ksampler(host, name):
@@ -49,6 +50,7 @@ def test_flux_through_comfyuis_network_under_ksampler(host, name):
     compare(host, workflow, workflow.on("cpu:2"))
 
 
+@pytest.mark.long_but_for("cfg, batch, odd sizes")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cfg, unequal prompts", "cfg, batch, odd sizes", "a reference latent"])
 def test_flux_through_comfyuis_network_in_the_pool(host, name):
@@ -57,6 +59,7 @@ def test_flux_through_comfyuis_network_in_the_pool(host, name):
     assert sampled_in_pool(compare(host, workflow, parallel))
 
 
+@pytest.mark.long_but_for("ParallelSampler-negative")
 @pytest.mark.slow_but_for("KSampler-positive")
 @pytest.mark.parametrize(
     ("sampler_node", "side"),

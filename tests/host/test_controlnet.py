@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +19,7 @@ from tests.tiny_sd3 import tiny_config as tiny_sd3
 from tests.tiny_sdxl import recognised_config as tiny_sdxl
 
 from .comfy_host import ComfyHost
+from .small_files import run_beside
 from .test_families import FAMILIES
 from .workflow import MODEL, SAVE, Prompt, Workflow, link, node, put_control
 
@@ -131,6 +129,7 @@ def test_stages_take_residuals_step_by_step(nets):
     assert (ours - wanted).abs().max() < TOLERANCE * wanted.abs().max()
 
 
+@pytest.mark.long_but_for("CFG, unequal prompts", "CFG, a batch, odd sizes", "two, one after the other", "SD3")
 @pytest.mark.slow_but_for("a part of the steps")
 @pytest.mark.parametrize("name", CASES)
 def test_a_controlnet_does_to_ours_what_it_does_to_comfyuis_own(nets, name):
@@ -141,8 +140,8 @@ def test_a_controlnet_does_to_ours_what_it_does_to_comfyuis_own(nets, name):
     wanted = nets.latent(nets.run(controlled(workflow, controls)), SAVE)
     scale = wanted.abs().max()
     assert (wanted - plain).abs().max() > 100 * TOLERANCE * scale
-    devices = ("cpu:2",) if name == "a part of the steps" else ("cpu:1", "cpu:2", "cpu:3")
-    for each in devices:
+    devices = {"a part of the steps": ("cpu:2",), "CFG, unequal prompts": ("cpu:3", "cpu:2", "cpu:1")}
+    for each in devices.get(name, ("cpu:3",)):  # the most ranks first, of whose pool fewer are a part
         run = nets.run(controlled(workflow.on(each), controls))
         assert run.error is None, run.error["exception_message"]
         assert (nets.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * scale, each
@@ -154,10 +153,7 @@ def unet(host):
     folder = host.base / "models" / "controlnet"
     folder.mkdir(exist_ok=True)
     file = write_original(SDXL, host.base / "models" / "diffusion_models" / UNET_FILE, tiny_sdxl())
-    script = Path(__file__).parents[1] / "comfyui_networks" / "unet_controls.py"
-    command = [host.host.python, str(script), str(host.host.path), str(file), str(folder)]
-    environment = {**os.environ, "PYTHONPATH": host.host.python_path}
-    subprocess.run(command, env=environment, timeout=600, check=True, capture_output=True)
+    run_beside(host, "unet_controls", host.host.path, file, folder)
     yield host
     for made in (file, folder / ORDINARY, folder / LORA):
         made.unlink()
@@ -171,10 +167,44 @@ def test_a_controlnet_of_a_unet_and_one_of_the_models_own_weights(unet, net):
     plain, wanted = (unet.latent(unet.run(controlled(workflow, each)), SAVE) for each in ([], [(net, _WHOLE)]))
     scale = wanted.abs().max()
     assert (wanted - plain).abs().max() > 100 * TOLERANCE * scale
-    for devices in ("cpu:1", "cpu:2"):
+    for devices in ("cpu:2", "cpu:1"):
         run = unet.run(controlled(workflow.on(devices), [(net, _WHOLE)]))
         assert run.error is None, run.error["exception_message"]
         assert (unet.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * scale, devices
+
+
+_TIMES = {"q": 1.3, "k": 0.8, "v": 1.2, "out": 0.9}
+OF_A_UNET: dict[str, dict[str, Any]] = {
+    "UNetSelfAttentionMultiply": _TIMES,
+    "UNetCrossAttentionMultiply": _TIMES,
+    "PatchModelAddDownscale": {
+        "block_number": 3, "downscale_factor": 2.0, "start_percent": 0.0, "end_percent": 0.6,
+        "downscale_after_skip": True, "downscale_method": "bicubic", "upscale_method": "bicubic",
+    },
+}  # fmt: skip
+"""FreeU acts at widths that a tiny one has not: its functions are compared in tests/comfyui_networks/patches.py."""
+
+
+@pytest.mark.slow
+def test_nodes_for_u_nets_act_one_after_the_other_on_one_of_several_levels(unet):
+    """Those of other networks are in test_model_nodes.py."""
+    workflow = Workflow(model=UNET_FILE, cfg=3.0, steps=2, latent=(0, 1, 16, 24))
+
+    def latent(each: Workflow, kinds: list[str]) -> torch.Tensor:
+        graph = controlled(each, [])
+        for number, kind in enumerate(kinds):
+            graph[f"before {number}"] = graph.pop("model")
+            graph["model"] = node(kind, model=link(f"before {number}"), **OF_A_UNET[kind])
+        return unet.latent(unet.run(graph), SAVE)
+
+    last = latent(workflow, [])
+    for number in range(1, len(OF_A_UNET) + 1):
+        kinds = list(OF_A_UNET)[:number]
+        wanted = latent(workflow, kinds)
+        scale = wanted.abs().max()
+        assert (wanted - last).abs().max() > 100 * TOLERANCE * scale, kinds[-1]
+        last = wanted
+    assert (latent(workflow.on("cpu:2"), list(OF_A_UNET)) - last).abs().max() < TOLERANCE * scale
 
 
 @pytest.mark.slow

@@ -22,8 +22,13 @@ from .find_host import PACK_ROOT, find_host
 
 pytestmark = [pytest.mark.host, pytest.mark.slow]
 
-NAMES = ["video_ltx2_5_i2v"]
-"""Two stages of video with sound. The examples have the rest."""
+NAMES = {
+    "parallel-flux-lora", "parallel-flux-kontext-edit", "parallel-wan-2.2-two-experts",
+    "parallel-ltx-2-video-with-sound", "parallel-sdxl-checkpoint",
+}  # fmt: skip
+"""Of CI: a LoRA, a reference, two models, sound out of a checkpoint, a U-Net."""
+MORE = {*EXAMPLES, "video_ltx2_5_i2v"} - NAMES
+"""Of the tests before a release; the last is of two stages of video with sound."""
 
 
 def reasons(texts: Iterable[str]) -> set[str]:
@@ -37,7 +42,11 @@ def read_examples() -> list[Template]:
 
 
 def first(judged: list[Judged]) -> list[Judged]:
-    return [each for each in judged if each.name in (*EXAMPLES, *NAMES)]
+    return [each for each in judged if each.name in NAMES]
+
+
+def more(judged: list[Judged]) -> list[Judged]:
+    return [each for each in judged if each.name in MORE]
 
 
 def step_by_step(judged: list[Judged]) -> list[Judged]:
@@ -50,6 +59,7 @@ def step_by_step(judged: list[Judged]) -> list[Judged]:
     "choose",
     [
         pytest.param(first, marks=pytest.mark.timeout(900)),
+        pytest.param(more, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
         pytest.param(step_by_step, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
     ],
 )
@@ -57,9 +67,12 @@ def test_examples_and_templates_give_comfyuis_latents_by_loops_as_counted(monkey
     host = find_host()
     # The server takes this process' Python and its paths.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [host.python_path, os.environ.get("PYTHONPATH")])))
-    templates = [*read_examples(), *(read_templates() if installed_version() else [])]
+    templates = read_examples()
+    if choose is not first and installed_version():
+        templates += read_templates()
     chosen = choose(executable(judge_all(templates)))
-    assert choose is not first or {each.name for each in chosen} >= EXAMPLES.keys()
+    must = {first: NAMES, more: MORE & EXAMPLES.keys()}.get(choose, set())
+    assert {each.name for each in chosen} >= must
     done = execute_all(chosen, templates, host.path)
     assert {each.name: each.error for each in done if not each.same} == {}
     counted = {each.name: reasons(each.steps) for each in chosen}

@@ -158,7 +158,7 @@ def family(host, request):
     shutil.rmtree(models / "diffusers" / name)
 
 
-@pytest.mark.long_but_for("sd3", "hunyuan-dit", "sdxl", "wan")
+@pytest.mark.long_but_for("sd3", "sdxl")  # Hunyuan-DiT is in test_controlnet.py, Wan in test_wan.py
 @pytest.mark.slow
 def test_cfg_gives_the_same_latent_per_step_and_in_the_pool_in_both_layouts(host, family):
     name, entry = family

@@ -98,7 +98,7 @@ def rows() -> Iterator[Row]:
         Row(files[(n + s) % len(files)], 2 + (s // len(files) + n) % 2, by, sampler)
         for (n, by), (s, sampler) in product(enumerate(nodes), enumerate(SAMPLERS))
     ]
-    yield from sorted(shared, key=lambda row: (row.ranks, files.index(row.file)))  # models stay loaded
+    yield from sorted(shared, key=lambda row: (-row.ranks, files.index(row.file)))  # models stay loaded, in one pool
 
 
 GUIDANCE = {
@@ -122,6 +122,10 @@ GUIDANCE = {
     },
 }  # fmt: skip
 """Nodes that set a function around guidance, and their inputs."""
+IN_ORDER = ("CFGZeroStar", "TCFG", "CFGNorm before", "CFGNorm")
+BESIDE_A_GUIDER = ("CFGNorm", "SkipLayerGuidanceDiT")
+TOGETHER = {*IN_ORDER, *BESIDE_A_GUIDER, "VideoTriangleCFGGuidance"}
+"""Each alone is in the tests before a release; VideoLinearCFGGuidance is another function of the same kind."""
 
 
 @pytest.fixture(scope="module")
@@ -180,21 +184,22 @@ def guided(workflow: Workflow, *names: str) -> Prompt:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", DEVICES)
-@pytest.mark.parametrize("name", GUIDANCE)
-def test_functions_around_guidance_run_in_the_ranks(host, name, devices):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in TOGETHER else ()) for name in GUIDANCE]
+)
+def test_functions_around_guidance_run_in_the_ranks(host, native, name, devices):
     workflow = Workflow(cfg=4.0, latent=PICTURE, sampler="res_multistep", mask=name == "DifferentialDiffusion")
-    plain = host.latent(host.run(workflow.prompt()), SAVE)
     changed = host.latent(host.run(guided(workflow, name)), SAVE)
-    assert (changed - plain).abs().max() > 0.01  # or else nothing would be tested
+    assert (changed - native(workflow)).abs().max() > 0.01  # or else nothing would be tested
     gives_in_the_pool(host, changed, guided(workflow.on(devices), name))
 
 
+@pytest.mark.long_but_for("euler", "euler_cfg_pp")
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["euler", "euler_ancestral", "euler_cfg_pp"])
 def test_several_functions_around_guidance_run_in_their_order(host, sampler):
     workflow = Workflow(cfg=4.0, latent=PICTURE, sampler=sampler, mask=True)
-    names = ("CFGZeroStar", "TCFG", "CFGNorm before", "CFGNorm")
-    in_the_pool(host, guided(workflow, *names), guided(workflow.on("cpu:3"), *names))
+    in_the_pool(host, guided(workflow, *IN_ORDER), guided(workflow.on("cpu:3"), *IN_ORDER))
 
 
 GUIDERS = {
@@ -205,6 +210,8 @@ GUIDERS = {
     "PerpNegGuider without a negative": {"cfg": 4.0, "neg_scale": 0.0},
 }
 """Nodes that give a guider of three conditionings, and their inputs."""
+WITH_FUNCTIONS = ("DualCFGGuider nested", "PerpNegGuider")
+"""In CI together with functions around guidance."""
 
 
 def with_guider(workflow: Workflow, name: str, *functions: str) -> Prompt:
@@ -221,15 +228,17 @@ def with_guider(workflow: Workflow, name: str, *functions: str) -> Prompt:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", DEVICES)
-@pytest.mark.parametrize("name", GUIDERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in WITH_FUNCTIONS else ()) for name in GUIDERS]
+)
 def test_guiders_of_three_conditionings_run_in_the_ranks(host, name, devices):
     workflow = Workflow(sampler_node="SamplerCustomAdvanced", latent=PICTURE, sampler="dpmpp_2m")
     in_the_pool(host, with_guider(workflow, name), with_guider(workflow.on(devices), name))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["DualCFGGuider nested", "PerpNegGuider"])
+@pytest.mark.parametrize("name", WITH_FUNCTIONS)
 def test_functions_and_guiders_run_together_over_a_batch_and_a_mask(host, name):
     workflow = Workflow(sampler_node="SamplerCustomAdvanced", latent=PICTURE, sampler="er_sde", mask=True)
-    functions = ("CFGNorm", "SkipLayerGuidanceDiT")
-    in_the_pool(host, with_guider(workflow, name, *functions), with_guider(workflow.on("cpu:3"), name, *functions))
+    parallel = with_guider(workflow.on("cpu:3"), name, *BESIDE_A_GUIDER)
+    in_the_pool(host, with_guider(workflow, name, *BESIDE_A_GUIDER), parallel)

@@ -93,7 +93,7 @@ NETWORKS = {"diffusers": FOLDER, "ComfyUI": MODEL}
 """Each runs what it reads of one model."""
 
 
-@pytest.mark.long_but_for("ComfyUI-lokr", "ComfyUI-diff", "ComfyUI-dora", "ComfyUI-set", "diffusers-lora")
+@pytest.mark.long_but_for("ComfyUI-lokr", "ComfyUI-dora", "diffusers-lora")
 @pytest.mark.slow_but_for("ComfyUI-lokr")
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("network", NETWORKS)
@@ -147,7 +147,7 @@ PLANS = {
 }
 
 
-@pytest.mark.long_but_for("three ranks", "stages")
+@pytest.mark.long_but_for("stages")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_every_plan_has_the_patched_weights(host, name):
@@ -160,7 +160,7 @@ def test_every_plan_has_the_patched_weights(host, name):
 BYPASSED = ("lora", "loha", "lokr", "boft", "diff")
 
 
-@pytest.mark.long_but_for("ComfyUI-lora", "diffusers-diff")
+@pytest.mark.long_but_for("diffusers-diff")
 @pytest.mark.slow
 @pytest.mark.parametrize("file", BYPASSED)
 @pytest.mark.parametrize("network", NETWORKS)
@@ -185,7 +185,7 @@ def test_a_bypass_that_fails_in_comfyui_is_refused_by_name_and_the_pool_lives(ho
     assert pool_pids(host) == processes
 
 
-@pytest.mark.long_but_for("scaled_fp8", "nvfp4")
+@pytest.mark.long_but_for("int8_tensorwise", "nvfp4")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_quantised_weights_are_patched_as_comfyui_does(host, has_format, name):
@@ -220,8 +220,7 @@ def with_hooks(prompt: Prompt) -> Prompt:
     return prompt
 
 
-@pytest.mark.long_but_for("ComfyUI")
-@pytest.mark.slow
+@pytest.mark.long  # CI has them beside a ControlNet, in test_lora_combined.py
 @pytest.mark.parametrize("network", NETWORKS)
 def test_hooks_give_each_prompt_its_weights_on_their_schedule(host, network):
     workflow = replace(BASE, cfg=3.0, steps=4)

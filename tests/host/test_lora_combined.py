@@ -143,6 +143,7 @@ def test_loras_hooks_a_controlnet_and_cfg_in_one_graph_on_three_ranks(nets):  # 
     assert_same(nets.latent(nets.run(graph(workflow.on("cpu:3"))), SAVE), wanted)
 
 
+@pytest.mark.long_but_for("scaled_fp8-cpu:2")
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "devices"), [("scaled_fp8", "cpu:2"), ("int8_tensorwise", "cpu:1")])
 def test_every_kind_of_adapter_at_once_on_quantised_weights_and_none_leaves_a_trace(host, has_format, name, devices):  # noqa: F811

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
-from parallel_runtime.networks.diffusers.sdxl import SDXL
-from tests.tiny_model import write_original
-from tests.tiny_sdxl import recognised_config as tiny_sdxl
-
 from .comfyui_families import FAMILIES
 from .test_comfyui_families import write  # noqa: F401 - a fixture
-from .test_controlnet import UNET_FILE, controlled
 from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node
 
 pytestmark = pytest.mark.host
@@ -87,9 +84,26 @@ def graph_of(family: str, workflow: Workflow) -> Prompt:
     return workflow.prompt() if family == FLUX else FAMILIES[family].graph(workflow)
 
 
+@pytest.fixture(scope="module")
+def plain(host, write) -> Callable[[str, Workflow], torch.Tensor]:  # noqa: F811
+    """Load Diffusion Model's latents without a node, each made once."""
+    return cache(lambda family, workflow: host.latent(host.run(graph_of(family, workflow)), SAVE))
+
+
+@pytest.mark.long_but_for(
+    "SkipLayerGuidanceDiT, the last layers",
+    "PerturbedAttentionGuidance",
+    "NAGuidance, FLUX",
+    "FluxKVCache",
+    "EasyCache",
+    "LTXVSpatioTemporalGuidance",
+    "LTXVModalityGuidance",
+    "WanContextWindowsManual",
+    "USOStyleReference, whose network is brought to the ranks",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKS)
-def test_a_node_gives_the_latent_that_it_gives_with_comfyuis_own_loader(host, write, name):  # noqa: F811
+def test_a_node_gives_the_latent_that_it_gives_with_comfyuis_own_loader(host, write, plain, name):  # noqa: F811
     family, kind, inputs = WORKS[name]
     workflow = Workflow(cfg=3.0, steps=10 if "Cache" in kind else 4)
     if kind in _OF_ONE_ROW:
@@ -98,11 +112,10 @@ def test_a_node_gives_the_latent_that_it_gives_with_comfyuis_own_loader(host, wr
         host.needs_small_flux()
     if family != FLUX:
         workflow = replace(workflow, model=write(family))
-    plain = host.latent(host.run(graph_of(family, workflow)), SAVE)
     wanted = host.latent(host.run(with_node(graph_of(family, workflow), kind, inputs)), SAVE)
     scale = wanted.abs().max()
-    assert (wanted - plain).abs().max() > 100 * TOLERANCE * scale  # or else a node without effect would not show
-    for devices in ("cpu:1", "cpu:3"):
+    assert (wanted - plain(family, workflow)).abs().max() > 100 * TOLERANCE * scale  # or else nothing would show
+    for devices in ("cpu:3", "cpu:1"):  # of one pool, as the larger one is first
         run = host.run(with_node(graph_of(family, workflow.on(devices)), kind, inputs))
         assert run.error is None, run.error["exception_message"]
         assert (host.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * scale, devices
@@ -138,41 +151,6 @@ def test_networks_beside_two_models_of_one_file_are_told_apart(host):
     run = host.run(graph(workflow.on("cpu:2"), 0) | renamed(other))
     for place, wanted in ((SAVE, first), (f"other {SAVE}", second)):
         assert (host.latent(run, place) - wanted).abs().max() < TOLERANCE * scale, place
-
-
-_TIMES = {"q": 1.3, "k": 0.8, "v": 1.2, "out": 0.9}
-OF_A_UNET: dict[str, dict[str, Any]] = {
-    "UNetSelfAttentionMultiply": _TIMES,
-    "UNetCrossAttentionMultiply": _TIMES,
-    "PatchModelAddDownscale": {
-        "block_number": 3, "downscale_factor": 2.0, "start_percent": 0.0, "end_percent": 0.6,
-        "downscale_after_skip": True, "downscale_method": "bicubic", "upscale_method": "bicubic",
-    },
-}  # fmt: skip
-"""FreeU acts at widths that a tiny one has not: its functions are compared in tests/comfyui_networks/patches.py."""
-
-
-@pytest.mark.slow
-def test_nodes_for_u_nets_act_one_after_the_other_on_one_of_several_levels(host):
-    path = write_original(SDXL, host.base / "models" / "diffusion_models" / UNET_FILE, tiny_sdxl())
-    workflow = Workflow(model=UNET_FILE, cfg=3.0, steps=3, latent=(0, 1, 16, 24))
-
-    def latent(each: Workflow, kinds: list[str]) -> torch.Tensor:
-        graph = controlled(each, [])
-        for number, kind in enumerate(kinds):
-            graph[f"before {number}"] = graph.pop("model")
-            graph["model"] = node(kind, model=link(f"before {number}"), **OF_A_UNET[kind])
-        return host.latent(host.run(graph), SAVE)
-
-    last = latent(workflow, [])
-    for number in range(1, len(OF_A_UNET) + 1):
-        kinds = list(OF_A_UNET)[:number]
-        wanted = latent(workflow, kinds)
-        scale = wanted.abs().max()
-        assert (wanted - last).abs().max() > 100 * TOLERANCE * scale, kinds[-1]
-        last = wanted
-    assert (latent(workflow.on("cpu:2"), list(OF_A_UNET)) - last).abs().max() < TOLERANCE * scale
-    path.unlink()
 
 
 NOTHING: dict[str, tuple[str, dict[str, Any]]] = {

@@ -82,12 +82,10 @@ def compare(host, workflow: Workflow, parallel: Workflow) -> list[tuple[str, str
 @pytest.mark.long_but_for(
     "euler, cfg, unequal prompts",
     "euler_ancestral, beta, cfg",
-    "odd sizes, batch of three",
     "denoise 0.6 on a picture",
     "noise mask",
     "SamplerCustomAdvanced",
     "KSampler Advanced",
-    "a reference latent",
     "extra input channels",
 )
 @pytest.mark.slow_but_for("euler, cfg, unequal prompts")
