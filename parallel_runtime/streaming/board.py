@@ -7,7 +7,6 @@ has their memory open.
 from __future__ import annotations
 
 import mmap
-import os
 import time
 import weakref
 from collections.abc import Callable
@@ -16,8 +15,9 @@ from typing import TypeVar
 import torch
 
 from ..errors import PoolError
-from ..pinned_memory import register, unregister
+from ..pinned_memory import unregister
 from ..said import said
+from .share_memory import HostShare, open_host_share
 
 _T = TypeVar("_T")
 
@@ -25,7 +25,6 @@ STATE, LAUNCHED, FINISHED, OPEN, MADE = range(5)
 """Which weights are in the share, 0 for none; forwards that were launched, and those that are through, which the GPU
 counts; whether shares of others are open; how often the share's memory
 was made or let go."""
-_WORDS = 8
 _WAIT_SECONDS = 120.0
 """A rank that reads its file again has that long; one that has died ends the pool sooner."""
 
@@ -34,17 +33,13 @@ class Board:
     """The words of one rank.
 
     Args:
-        descriptor: of the memory, of another rank; None makes it.
+        address: of another rank's; None makes one.
     """
 
-    def __init__(self, descriptor: int | None = None):
-        self.descriptor = descriptor
-        if descriptor is None:
-            self.descriptor = os.memfd_create("parallel-dit-board", os.MFD_CLOEXEC)
-            os.truncate(self.descriptor, mmap.PAGESIZE)
-        assert self.descriptor is not None
-        self._map = mmap.mmap(self.descriptor, mmap.PAGESIZE)
-        self._words = memoryview(self._map).cast("q")
+    def __init__(self, address: str | None = None):
+        self._page = HostShare(mmap.PAGESIZE) if address is None else open_host_share(address)
+        self.address = self._page.address
+        self._words = self._page.memory.numpy().data.cast("q")
         self._counter: torch.Tensor | None = None
         self._finished: torch.Tensor | None = None
 
@@ -65,12 +60,11 @@ class Board:
             self[FINISHED] = self[LAUNCHED]
             return
         if self._counter is None:
-            words = torch.frombuffer(self._map, dtype=torch.int64, count=_WORDS)
-            page = torch.frombuffer(self._map, dtype=torch.uint8)
-            if register(page):
+            self._page.pin()
+            if self._page.pinned:
                 # Before the page is unmapped, whose address another may get; its rank has waited for its forwards.
-                weakref.finalize(self, unregister, page.data_ptr()).atexit = False
-            self._finished = words[FINISHED : FINISHED + 1]
+                weakref.finalize(self, unregister, self._page.memory.data_ptr()).atexit = False
+            self._finished = self._page.memory.view(torch.int64)[FINISHED : FINISHED + 1]
             self._counter = torch.full((1,), self[LAUNCHED] - 1, dtype=torch.int64, device=device)
         assert self._finished is not None
         self._counter += 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate
@@ -84,7 +83,7 @@ class SharedBlocks:
         if self.dealer.folder is not None:
             path = self._path(self.dealer.rank)
             unfinished = path.with_suffix(".new")
-            unfinished.write_text(f"{os.getpid()} {self.board.descriptor} {self._own.address}")
+            unfinished.write_text(f"{self.board.address} {self._own.address}")
             unfinished.rename(path)
         self.board[MADE] += 1
 
@@ -102,7 +101,7 @@ class SharedBlocks:
         wanted = self.size
         for rank in self._other_ranks():
             try:
-                wanted += unfilled_bytes(self._path(rank).read_text().split()[2])
+                wanted += unfilled_bytes(self._path(rank).read_text().split()[1])
             except FileNotFoundError:  # not made yet, or let go
                 wanted += self._starts[rank][-1]
         return wanted
@@ -241,8 +240,7 @@ class SharedBlocks:
 
     def _made_board(self, rank: int) -> Board:
         if rank not in self._boards:
-            process, descriptor, _ = self._path(rank).read_text().split()
-            self._boards[rank] = Board(os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
+            self._boards[rank] = Board(self._path(rank).read_text().split()[0])
         return self._boards[rank]
 
     def _open(self, rank: int, board: Board) -> bool:
@@ -253,7 +251,7 @@ class SharedBlocks:
             return False
         if known is not None and known[1] is not None:
             known[1].close()
-        share = open_share(self._path(rank).read_text().split()[2], self.device)
+        share = open_share(self._path(rank).read_text().split()[1], self.device)
         self.board[OPEN] = 1
         share.pin()
         self._others[rank] = (made, share)
