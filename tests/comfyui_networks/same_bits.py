@@ -76,6 +76,8 @@ def _compare(path: Path, file: str, format: str, attention: str, gpu: bool) -> l
         generator = torch.Generator().manual_seed(rows)
         sizes = (16, 5, 32, 24) if latent.latent_dimensions == 3 and "wan" in file else (16, 64, 48)
         sizes = (16, 1, 64, 48) if "qwen" in file else sizes
+        if not gpu:
+            sizes = (*sizes[:-2], sizes[-2] // 2, sizes[-1] // 2)
         width = {"flux": 48, "wan-t2v": 4096, "qwen-image": 3584, "z-image": 48}[file]
         given = {
             "c_crossattn": torch.randn(rows, 40, width, generator=generator).to(device),

@@ -1,6 +1,6 @@
 """ComfyUI's own forward on the CPU, in a process of its own: the oracle of the model tests.
 
-    python comfyui_forward.py COMFYUI FOLDER
+    python -m tests.parallel_runtime.comfyui_forward COMFYUI FOLDER
 
 FOLDER holds cases.json, a list of {"name", "checkpoint", "options"}, and NAME.safetensors with the call's tensors
 (ref_latents as ref_latents.0, ...). Writes NAME.out.safetensors, and found.json: checkpoint -> ComfyUI's model class.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,15 +18,19 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.comfyui_networks.script import run_script
+
 Case = tuple[str, dict[str, Any]]
 """(name of the checkpoint, arguments of the call: x, timestep, context and extras)."""
 
 
-def run_comfyui(comfyui: Path, folder: Path, cases: Mapping[str, Case], script: str = __file__) -> dict[str, str]:
+def run_comfyui(
+    comfyui: Path, folder: Path, cases: Mapping[str, Case], module: str = "comfyui_forward"
+) -> dict[str, str]:
     """Run the cases on the checkpoints FOLDER/NAME.safetensors; return name of the checkpoint -> ComfyUI's class.
 
     Args:
-        script: one that is called like this file.
+        module: beside this one, and called like it.
     """
     listed = []
     for name, (checkpoint, arguments) in cases.items():
@@ -38,10 +41,7 @@ def run_comfyui(comfyui: Path, folder: Path, cases: Mapping[str, Case], script: 
         options = {key: value for key, value in arguments.items() if isinstance(value, str)}
         listed.append({"name": f"case {name}", "checkpoint": checkpoint, "options": options})
     (folder / "cases.json").write_text(json.dumps(listed))
-    done = subprocess.run(
-        [sys.executable, script, comfyui, folder], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_script(comfyui, f"tests.parallel_runtime.{module}", [comfyui, folder])
     return json.loads((folder / "found.json").read_text())
 
 

@@ -1,7 +1,7 @@
 """ComfyUI's own UNetModel on the CPU, in a process of its own; called as comfyui_forward.py, which it does for U-Nets
 of any width. (ComfyUI's loader takes a U-Net for SDXL by its published widths alone.)
 
-    python comfyui_unet.py COMFYUI FOLDER
+    python -m tests.parallel_runtime.comfyui_unet COMFYUI FOLDER
 """
 
 from __future__ import annotations

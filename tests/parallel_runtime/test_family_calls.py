@@ -9,7 +9,6 @@ from parallel_runtime.loading.checkpoint import open_checkpoint
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.family_calls import CALLS
 from tests.family_refusals import REFUSED
-from tests.parallel_runtime import comfyui_forward, comfyui_unet
 from tests.parallel_runtime.comfyui_forward import output_of, run_comfyui
 from tests.parallel_runtime.model_forward import comfyui_call, relative_error
 
@@ -35,8 +34,8 @@ WIDTHS = [
 def test_the_loaded_model_and_adapter_give_what_comfyui_gives(tmp_path, family):
     calls = CALLS[family]
     calls.write(tmp_path)
-    script = comfyui_unet if family == "SDXL" else comfyui_forward
-    found = run_comfyui(COMFYUI, tmp_path, calls.cases, script=script.__file__)
+    module = "comfyui_unet" if family == "SDXL" else "comfyui_forward"
+    found = run_comfyui(COMFYUI, tmp_path, calls.cases, module)
     expected = {name: recognised for name, (recognised, _, _) in calls.files.items() if recognised}
     assert {name: found[name] for name in expected} == expected
     for case, (file, call) in calls.cases.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,37 +12,20 @@ from torch import nn
 
 from parallel_runtime.loading.host_model import build_model
 from tests.comfyui_checkout import HOW, find_comfyui
+from tests.ranks import run_ranks
 from tests.tiny_flux import write_original
 
 COMFYUI = find_comfyui()
 pytestmark = pytest.mark.skipif(COMFYUI is None, reason=HOW)
 
 ONES = torch.ones(2, 2)
-SCRIPT = """
-import sys
-from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
-use_comfyui(sys.argv[1], {"cpu": True})
-from parallel_runtime.errors import ParallelError
-from parallel_runtime.loading.host_file import open_host_file
-from parallel_runtime.networks.comfyui.description import describe_network
-for path in sys.argv[2:]:
-    try:
-        file = open_host_file(path)
-        described = describe_network(file.build(), file.size, file.config.latent_format.latent_dimensions)
-        print(described.facts.title, described.facts.heads, described.patch, len(described.facts.block_sizes),
-              file.stored, sum(not tensor.is_meta for tensor in file.state_dict.values()) > 0)
-    except ParallelError as error:
-        print(type(error).__name__, error.cause)
-"""
 
 
-def looked_at(*files: Path) -> list[str]:
-    """What is said of each file, in a process that has ComfyUI."""
-    root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-c", SCRIPT, str(COMFYUI), *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [line for line in done.stdout.splitlines() if line.strip()][-len(files) :]
+def said(function: str, *files: Path) -> list[str]:
+    """What a function of host_file_run.py says of files, in a process that has ComfyUI."""
+    arguments = {"comfyui": str(COMFYUI), "files": list(map(str, files))}
+    (found,) = run_ranks(1, f"tests.parallel_runtime.host_file_run:{function}", arguments)
+    return found["said"]
 
 
 @pytest.mark.slow
@@ -61,37 +42,20 @@ def test_files_are_known_by_their_header_or_refused_with_comfyuis_reason(tmp_pat
     for name, config in (("layers", '{"transformer": {"num_layers": 1000000000}}'), ("text", "{")):
         save_file(video, tmp_path / f"{name}.safetensors", {"config": config})
     names = ("strange", "vae", "parts", "layers", "text")
-    said = looked_at(whole, prefixed, *(tmp_path / f"{name}.safetensors" for name in names))
+    told = said("look_at", whole, prefixed, *(tmp_path / f"{name}.safetensors" for name in names))
     blocks = len({key.split(".")[1] for key in tensors if key.startswith("double_blocks.")})
     blocks += len({key.split(".")[1] for key in tensors if key.startswith("single_blocks.")})
-    assert said[0] == said[1] == f"FLUX, LongCat and Ovis 4 (2, 2) {blocks} torch.float32 True"
-    assert said[2].startswith("UnsupportedModelError ComfyUI cannot build the network of strange.safetensors: ")
-    assert "is a VAE, not a diffusion model supported by this ComfyUI" in said[3]
-    assert said[4].startswith("UnsupportedModelError ComfyUI cannot tell what parts.safetensors is: KeyError: 'head.")
-    assert "says num_layers 1000000000, and at most 256 can be" in said[5]
-    assert said[6].startswith("UnsupportedModelError ComfyUI cannot tell what text.safetensors is: JSONDecodeError")
-
-
-STREAMED = """
-import sys
-from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
-use_comfyui(sys.argv[1], {"cpu": True})
-import comfy.memory_management
-from parallel_runtime.loading.host_file import open_host_file
-file = open_host_file(sys.argv[2])
-file.config.custom_operations = __import__("comfy.ops").ops.disable_weight_init
-names = list(file.build_model().state_dict())
-comfy.memory_management.aimdo_enabled = True  # as main.py sets it on a GPU
-print(names == list(file.build_model().state_dict()), comfy.memory_management.aimdo_enabled)
-"""
+    assert told[0] == told[1] == f"FLUX, LongCat and Ovis 4 (2, 2) {blocks} torch.float32 True"
+    assert told[2].startswith("UnsupportedModelError ComfyUI cannot build the network of strange.safetensors: ")
+    assert "is a VAE, not a diffusion model supported by this ComfyUI" in told[3]
+    assert told[4].startswith("UnsupportedModelError ComfyUI cannot tell what parts.safetensors is: KeyError: 'head.")
+    assert "says num_layers 1000000000, and at most 256 can be" in told[5]
+    assert told[6].startswith("UnsupportedModelError ComfyUI cannot tell what text.safetensors is: JSONDecodeError")
 
 
 @pytest.mark.slow
 def test_layers_have_parameters_where_comfyui_streams_weights(tmp_path):
-    command = [sys.executable, "-c", STREAMED, str(COMFYUI), str(write_original(tmp_path / "file.safetensors"))]
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=600, check=False)
-    assert done.stdout.splitlines()[-1:] == ["True True"], done.stderr[-2000:]
+    assert said("build_streamed", write_original(tmp_path / "file.safetensors")) == ["True True"]
 
 
 def test_weights_beside_the_network_are_real_and_the_networks_are_not(tmp_path):
@@ -150,53 +114,6 @@ def skip_init(kind: type[nn.Module], *sizes: int) -> nn.Module:
     return type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})(*sizes)
 
 
-WRONG = """
-import sys
-from pathlib import Path
-from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
-use_comfyui(sys.argv[1], {"cpu": True})
-import comfy.ldm.flux.model as flux
-import comfy.supported_models
-import torch
-from nodes.model_files import choose_network
-from parallel_runtime.errors import ParallelError
-from parallel_runtime.loading.comfyui_network import load_network
-from parallel_runtime.loading.host_file import open_host_file
-from parallel_runtime.networks.comfyui.description import describe_network
-
-def describe():
-    file = open_host_file(sys.argv[2])
-    described = describe_network(file.build(), file.size, 2)
-    print(described.facts.splits_sequence, described.facts.title, described.why_whole)
-
-def said(run):
-    try:
-        run()
-    except ParallelError as error:
-        print(type(error).__name__, error.cause.replace(chr(10), " "))
-
-describe()
-said(lambda: load_network(open_host_file(sys.argv[3]), torch.float32, False, lambda done, total: None))
-said(lambda: choose_network(Path(sys.argv[4])))
-print(choose_network(Path(sys.argv[2]))[1])
-print(choose_network(Path(sys.argv[5]))[1])
-
-class Newer(flux.DoubleStreamBlock):
-    def forward(self, img, txt, vec, pe, registers=None):
-        return super().forward(img, txt, vec, pe)
-
-own, flux.DoubleStreamBlock = flux.DoubleStreamBlock, Newer
-describe()
-flux.DoubleStreamBlock = own
-
-class TheirModel(comfy.supported_models.Flux):
-    pass
-TheirModel.__module__ = "/home/me/ComfyUI/custom_nodes/other_pack/models"
-comfy.supported_models.models.insert(0, TheirModel)
-said(lambda: choose_network(Path(sys.argv[2])))
-"""
-
-
 @pytest.mark.slow
 def test_what_comfyui_cannot_read_another_version_and_a_packs_own_model_are_named(tmp_path):
     tensors = load_file(write_original(tmp_path / "whole.safetensors"))
@@ -206,12 +123,8 @@ def test_what_comfyui_cannot_read_another_version_and_a_packs_own_model_are_name
     strange["x_embedder.weight"] = torch.zeros(8, 8).to(torch.float8_e4m3fn)  # not plain: diffusers' class is out
     save_file(strange, tmp_path / "strange.safetensors")
     save_file({key: tensor for key, tensor in tensors.items() if key != name}, tmp_path / "lacking.safetensors")
-    files = [str(tmp_path / f"{each}.safetensors") for each in ("whole", "misshapen", "strange", "lacking")]
-    command = [sys.executable, "-c", WRONG, str(COMFYUI), *files]
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    whole, misshapen, strange, complete, lacking, newer, pack = done.stdout.splitlines()[-7:]
+    files = (tmp_path / f"{each}.safetensors" for each in ("whole", "misshapen", "strange", "lacking"))
+    whole, misshapen, strange, complete, lacking, newer, pack = said("look_at_wrong_ones", *files)
     assert whole == "True FLUX, LongCat and Ovis "
     assert misshapen.startswith("UnsupportedModelError ComfyUI cannot load ")
     assert "size mismatch for double_blocks.0.img_attn.proj.weight" in misshapen

@@ -1,0 +1,91 @@
+"""What a process with ComfyUI says of files, for test_host_file.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parallel_runtime.errors import ParallelError
+from parallel_runtime.loading.host_file import open_host_file
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
+from parallel_runtime.networks.comfyui.description import describe_network
+
+
+def look_at(rank: int, world_size: int, comfyui: str, files: list[str]) -> dict[str, list[str]]:
+    """{"said": of each file, what it is, or why it is refused}."""
+    use_comfyui(comfyui, {"cpu": True})
+
+    def describe(path: str) -> str:
+        file = open_host_file(path)
+        described = describe_network(file.build(), file.size, file.config.latent_format.latent_dimensions)
+        real = sum(not tensor.is_meta for tensor in file.state_dict.values()) > 0
+        facts = described.facts
+        return f"{facts.title} {facts.heads} {described.patch} {len(facts.block_sizes)} {file.stored} {real}"
+
+    return {"said": [_said(describe, path) for path in files]}
+
+
+def build_streamed(rank: int, world_size: int, comfyui: str, files: list[str]) -> dict[str, list[str]]:
+    """{"said": whether a network has the same weights where ComfyUI streams them, and whether it does}."""
+    use_comfyui(comfyui, {"cpu": True})
+    import comfy.memory_management
+    import comfy.ops
+
+    file = open_host_file(files[0])
+    file.config.custom_operations = comfy.ops.disable_weight_init
+    names = list(file.build_model().state_dict())
+    comfy.memory_management.aimdo_enabled = True  # as main.py sets it on a GPU
+    same = names == list(file.build_model().state_dict())
+    return {"said": [f"{same} {comfy.memory_management.aimdo_enabled}"]}
+
+
+def look_at_wrong_ones(rank: int, world_size: int, comfyui: str, files: list[str]) -> dict[str, list[str]]:
+    """{"said": of a whole file, one with a weight of another shape, a strange one, the whole one, one that lacks a
+    weight, the whole one in a newer ComfyUI, and in one with a pack's own model}."""
+    use_comfyui(comfyui, {"cpu": True})
+    import comfy.ldm.flux.model as flux
+    import comfy.supported_models
+
+    from nodes.model_files import choose_network
+    from parallel_runtime.loading.comfyui_network import load_network
+
+    whole, misshapen, strange, lacking = files
+
+    def describe(path: str) -> str:
+        file = open_host_file(path)
+        described = describe_network(file.build(), file.size, 2)
+        return f"{described.facts.splits_sequence} {described.facts.title} {described.why_whole}"
+
+    def load(path: str) -> Any:
+        return load_network(open_host_file(path), torch.float32, False, lambda done, total: None)
+
+    found = [_said(describe, whole), _said(load, misshapen), _said(lambda path: choose_network(Path(path)), strange)]
+    found += [choose_network(Path(path))[1] for path in (whole, lacking)]
+
+    class Newer(flux.DoubleStreamBlock):
+        def forward(self, img: Any, txt: Any, vec: Any, pe: Any, registers: Any = None) -> Any:
+            return super().forward(img, txt, vec, pe)
+
+    own, flux.DoubleStreamBlock = flux.DoubleStreamBlock, Newer
+    found.append(_said(describe, whole))
+    flux.DoubleStreamBlock = own
+
+    class TheirModel(comfy.supported_models.Flux):
+        pass
+
+    TheirModel.__qualname__ = "TheirModel"
+    TheirModel.__module__ = "/home/me/ComfyUI/custom_nodes/other_pack/models"
+    comfy.supported_models.models.insert(0, TheirModel)
+    found.append(_said(lambda path: choose_network(Path(path)), whole))
+    return {"said": found}
+
+
+def _said(run: Callable[[str], Any], path: str) -> str:
+    """What comes of a file, or the error's name and cause."""
+    try:
+        return str(run(path))
+    except ParallelError as error:
+        return f"{type(error).__name__} {error.cause}".replace("\n", " ")
