@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 
 # A stand-in for torchvision and torchaudio beside a CPU build of torch; it does nothing beside a GPU build.
 export PYTHONPATH := $(CURDIR)/tests/host/cpu_shim
+# Images of containers set it: hundreds of processes would compile torch anew, each.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Real processes, servers and browsers on a busy machine: who ran out of time, and for nothing else, is tried once more.
 RERUN = --reruns 1 --only-rerun Timeout
