@@ -42,6 +42,7 @@ class Prepared:
             ranks' offers under each name.
         cancelled: the last run ended because the ranks agreed to stop.
         takes_part: this rank has a part in the run, and is not outside of its plan.
+        on_host: it needs its tensors on the host alone. It takes them on the device, too, where they come by that.
     """
 
     run_it: Callable[[Tensors, Control, Agreed], Outcome] | None = None
@@ -49,6 +50,7 @@ class Prepared:
     offers: Mapping[str, int] = field(default_factory=dict)
     cancelled: bool = False
     takes_part: bool = True
+    on_host: bool = False
 
     def names(self, networks: Set[int]) -> bool:
         """Whether it runs one of these networks beside the model."""

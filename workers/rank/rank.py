@@ -118,7 +118,8 @@ class Rank:
             segment = self.client_memory.of(job)
             if segment is not None and self.client_memory.for_all:
                 # Every rank copies for itself: nothing to wait for.
-                tensors, copied = take_copy(job.tensors, segment.request, self.device)
+                device = torch.device("cpu") if prepared.on_host else self.device
+                tensors, copied = take_copy(job.tensors, segment.request, device)
             else:
                 payload = frame.payload if segment is None else segment.request
                 tensors, copied = share(job.tensors, payload, self.device, self.engine.world_size), None
