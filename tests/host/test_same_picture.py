@@ -110,7 +110,10 @@ def test_comfyuis_nodes_give_the_same_latent_over_two_ranks_by_a_loop_in_the_poo
 def test_the_loop_in_the_pool_gives_ksamplers_latent(host, name):
     workflow = IN_POOL[name]
     texts = compare(host, workflow, workflow.on("cpu:2", "ParallelSampler"))
-    assert sampled_in_pool(texts)
+    if name == "nothing to denoise":
+        assert "sampler" not in dict(texts), "nothing ran, so nothing is said of it"
+    else:
+        assert sampled_in_pool(texts)
 
 
 @pytest.mark.slow

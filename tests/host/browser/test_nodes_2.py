@@ -6,7 +6,7 @@ import pytest
 
 from tests.host.workflow import Workflow
 
-from .test_panel import open_prompt, queue, queue_again, set_setting, wait_for
+from .test_panel import open_prompt, queue, set_setting, wait_for
 
 pytestmark = [pytest.mark.host, pytest.mark.slow]
 
@@ -32,13 +32,18 @@ def test_what_ran_stands_on_nodes_and_below_a_subgraph_in_the_canvas_language(ho
     open_prompt(canvas, Workflow(loader="cpu:2", model="plan.safetensors", seed=601, steps=3).prompt())
     set_setting(canvas, "Comfy.Locale", "zh")
     queue(canvas, host)
-    canvas.page.get_by_text("上次运行：").first.wait_for()
-    wait_for(lambda: canvas.page.get_by_text("即其注意力头数").count() == 1)
+    canvas.page.get_by_text("的图片：").first.wait_for()  # on Parallel Loader
+    canvas.page.get_by_text("切分方式按模型和图片选择").first.wait_for()  # on Parallel Config
     canvas.run(
         """() => { const graph = app.rootGraph;
           const inside = graph.nodes.filter((node) => ["ParallelConfig", "ParallelLoader"].includes(node.comfyClass));
           graph.convertToSubgraph(new Set(inside)); }"""
     )
-    queue_again(canvas, host, 602)
-    wait_for(lambda: canvas.run("() => [...window.drawn].some((text) => text.startsWith('上次运行：'))"))
+    canvas.run(
+        """() => { const { subgraph } = app.rootGraph.nodes.find((node) => node.subgraph);
+          const loader = subgraph.nodes.find((node) => node.comfyClass === "ParallelLoader");
+          loader.widgets.find(({ name }) => name === "weight_dtype").value = "fp32"; }"""
+    )
+    queue(canvas, host)
+    wait_for(lambda: canvas.run("() => [...window.drawn].some((text) => text.startsWith('一张 '))"))
     canvas.picture(tmp_path / "nodes_2.png")

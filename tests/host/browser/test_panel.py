@@ -186,7 +186,7 @@ def test_texts_stand_on_sampler_loader_config_and_on_the_node_around_a_subgraph(
     before = canvas.run(_SIZES)
     queue(canvas, host)
     wait_for(lambda: "ulysses 2" in text_on(canvas, "KSampler"))
-    assert text_on(canvas, "ParallelLoader").startswith("One picture of ")
+    wait_for(lambda: text_on(canvas, "ParallelLoader").startswith("One picture of "))
     after = canvas.run(_SIZES)
     assert {name: size for name, size in after.items() if size} == {name: before[name] for name in after if after[name]}
     assert "The split is chosen for the model" in text_on(canvas, "ParallelConfig")
