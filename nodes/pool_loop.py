@@ -171,16 +171,16 @@ def _host_loop(asked: AskedLoop) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:
     assert data is not None
     bases, values, tensors = data
     loop = HostLoop(
-        code,
-        options,
-        asked.extra_args["seed"],
-        asked.noise.device.type,
-        bases,
-        values,
-        tuple(tensors),
-        guider,
-        asked.guidance,
-        asked.all_branches,
+        comfyui=code,
+        options=options,
+        seed=asked.extra_args["seed"],
+        noise_device=asked.noise.device.type,
+        bases=bases,
+        values=values,
+        tensors=tuple(tensors),
+        guider=guider,
+        guidance=asked.guidance,
+        all_branches=asked.all_branches,
     )
     return loop, tensors
 

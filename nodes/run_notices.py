@@ -36,17 +36,18 @@ def describe_loop(obstacles: Sequence[Said], stages: int = 1) -> Said:
 
 
 def describe_run(run: RunRecord) -> Said:
-    """The plan that ran, for the latent that it ran on, what a step took, and how that compares."""
+    """What a step took and how that compares, which a badge has room for; the latent, and the plan that ran."""
     from parallel_runtime.planning.explanation import show_seconds
 
     seconds, alone = run.step_seconds, run.one_gpu_seconds
-    sentences: list[str] = [said("Latent {shape}.", shape=" × ".join(map(str, run.latent[2:]))), run.plan]
+    sentences: list[str] = []
     if seconds is not None:
         sentences.append(said("{seconds} per step.", seconds=show_seconds(seconds)))
     if run.speedup is not None and alone is not None:
         template = "{times} times as fast as one device, which took {alone}."
         sentences.append(said(template, times=f"{run.speedup:.2f}", alone=show_seconds(alone)))
-    return together(sentences)
+    latent = said("Latent {shape}.", shape=" × ".join(map(str, run.latent[2:])))
+    return together([*sentences, latent, run.plan])
 
 
 class RunNotices:

@@ -19,6 +19,7 @@ from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.own_timesteps import OwnTimestep
 from ..sampling.prediction import find_prediction
 from ..sampling.samplers import find_sampler
+from ..sampling.steps import run_steps
 from .evaluation import Evaluation
 from .predict import Predictor
 
@@ -138,7 +139,8 @@ class Denoising(Loop):
         self.prediction = find_prediction(request.prediction)
 
     def _steps(self, evaluate: Evaluation, tensors: Tensors, on_step: Told) -> torch.Tensor:
-        return self.sampler(
+        return run_steps(
+            self.sampler,
             self.denoiser(evaluate, tensors),
             tensors["x"],
             tensors["sigmas"],

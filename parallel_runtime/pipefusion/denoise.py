@@ -16,7 +16,7 @@ from ..mesh.agreement import of_first_rank
 from ..networks.latent_patches import Patch
 from ..requests.control import Cancelled, Control, StopVotes
 from ..sampling.denoiser import Denoiser
-from ..sampling.steps import Evaluation, Steps
+from ..sampling.steps import Evaluation, Steps, take_steps
 from .runner import StageRunner, flatten_rows
 
 
@@ -111,7 +111,7 @@ class PipelineDenoising:
         denoiser = self._denoising.denoiser(_elsewhere, flat)
         runs = []
         for patch in patches:
-            run = self._denoising.sampler.steps(rows[patch.band], self._tensors["sigmas"])
+            run = take_steps(self._denoising.sampler, rows[patch.band], self._tensors["sigmas"])
             part = denoiser.part(patch.band)
             runs.append(_PatchRun(patch, run, part.masked(next(run)), part))
         return runs

@@ -1,74 +1,43 @@
-"""Samplers under ComfyUI's names and with its results: the table, and the loop over a whole latent.
+"""Samplers under ComfyUI's names and with its results: what each makes of a step, one position at a time.
 
 Those that stages and runs without ComfyUI need most; all others are ComfyUI's own functions (denoising/guider.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
 
 from ..errors import RequestError
 from ..said import said
-from . import rules
-from .steps import Evaluation, Rule, Steps, take_steps
-
-Denoise = Callable[[Evaluation], torch.Tensor]
-"""evaluation -> denoised latent like its x."""
+from .steps import Rule, Step
 
 
-OnStep = Callable[[Evaluation, torch.Tensor], None]
-"""(evaluation of a step, its denoised latent, the preview), before the step is taken."""
+def euler(step: Step, x: torch.Tensor, denoised: torch.Tensor) -> torch.Tensor:
+    """First order along the probability-flow ODE (Karras et al. 2022, algorithm 1 without its correction)."""
+    return x + (x - denoised) / step.sigma * (step.sigma_next - step.sigma)
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """A method.
-
-    Args:
-        rule: what it makes of a step.
-    """
-
-    rule: Rule
-
-    def steps(self, x: torch.Tensor, sigmas: torch.Tensor) -> Steps:
-        """A run of len(sigmas) - 1 steps over x or over a part of it; all its state is in the generator.
-
-        Args:
-            x: latent noised to sigmas[0], or a part of it, (B, C, ...) float32.
-            sigmas: (steps + 1,) float32; only the last may be 0.
-        """
-        return take_steps(self.rule, x, sigmas.to(x.device), sigmas.tolist())
-
-    @torch.no_grad()
-    def __call__(self, denoise: Denoise, x: torch.Tensor, sigmas: torch.Tensor, on_step: OnStep) -> torch.Tensor:
-        """Run over the whole latent and return x at the last sigma; arguments as for `steps`.
-
-        Args:
-            denoise: see `Denoise`.
-            on_step: called once a step, before it is taken; what it raises ends the run.
-        """
-        run = self.steps(x, sigmas)
-        try:
-            evaluation = next(run)
-            while True:
-                denoised = denoise(evaluation)
-                # Ranks could diverge here: whether on_step raises must be the same on all of them, or those that
-                # go on wait in the next collective.
-                on_step(evaluation, denoised)
-                evaluation = run.send(denoised)
-        except StopIteration as finished:
-            return finished.value
+def dpmpp_2m(step: Step, x: torch.Tensor, denoised: torch.Tensor) -> torch.Tensor:
+    """DPM-Solver++(2M), Lu et al. 2022, in the log of sigma; first order at the first step and on the way to 0."""
+    log_sigma, log_next = step.sigma.log(), step.sigma_next.log()
+    towards = denoised
+    if step.previous is not None and not step.ends_clean:
+        previous_sigma, previous_denoised = step.previous
+        reach = (previous_sigma.log() - log_sigma) / (log_sigma - log_next)
+        weight = 1 / (2 * reach)
+        towards = (1 + weight) * denoised - weight * previous_denoised
+    # exp(log) and expm1 rather than sigma_next / sigma: the last bit is then ComfyUI's as well.
+    return log_next.exp() / log_sigma.exp() * x - (log_next - log_sigma).expm1() * towards
 
 
-SAMPLERS: Mapping[str, Sampler] = MappingProxyType({"euler": Sampler(rules.euler), "dpmpp_2m": Sampler(rules.dpmpp_2m)})
+SAMPLERS: Mapping[str, Rule] = MappingProxyType({"euler": euler, "dpmpp_2m": dpmpp_2m})
 SUPPORTED = tuple(SAMPLERS)
 
 
-def find_sampler(name: str) -> Sampler:
+def find_sampler(name: str) -> Rule:
     """Return the sampler of that ComfyUI name.
 
     Raises:

@@ -6,7 +6,7 @@ each part of it. For the latter a rule must hold for any part of a latent, looki
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import torch
@@ -49,18 +49,46 @@ class Step:
 
 Rule = Callable[[Step, torch.Tensor, torch.Tensor], torch.Tensor]
 """(step, x, denoised) -> x at the end of the step."""
+Denoise = Callable[[Evaluation], torch.Tensor]
+"""evaluation -> denoised latent like its x."""
+OnStep = Callable[[Evaluation, torch.Tensor], None]
+"""(evaluation of a step, its denoised latent, the preview), before the step is taken."""
 
 
-def take_steps(rule: Rule, x: torch.Tensor, sigmas: torch.Tensor, levels: Sequence[float]) -> Steps:
-    """The run of a rule from x at the first sigma.
+def take_steps(rule: Rule, x: torch.Tensor, sigmas: torch.Tensor) -> Steps:
+    """A run of len(sigmas) - 1 steps over x or over a part of it; all its state is in the generator.
 
     Args:
-        sigmas: (steps + 1,) float32 on x's device; only the last may be 0.
-        levels: the same on the host, for decisions.
+        x: latent noised to sigmas[0], or a part of it, (B, C, ...) float32.
+        sigmas: (steps + 1,) float32; only the last may be 0.
     """
+    return _run(rule, x, sigmas.to(x.device), sigmas.tolist())  # the host waits for sigmas here, and in no step
+
+
+def _run(rule: Rule, x: torch.Tensor, sigmas: torch.Tensor, levels: list[float]) -> Steps:
     previous = None
     for index, level in enumerate(levels[1:]):
         denoised = yield Evaluation(x, sigmas[index], index)
         x = rule(Step(sigmas[index], sigmas[index + 1], level == 0, previous), x, denoised)
         previous = sigmas[index], denoised
     return x
+
+
+@torch.no_grad()
+def run_steps(rule: Rule, denoise: Denoise, x: torch.Tensor, sigmas: torch.Tensor, on_step: OnStep) -> torch.Tensor:
+    """Run over the whole latent and return x at the last sigma; arguments as for `take_steps`.
+
+    Args:
+        on_step: called once a step, before it is taken; what it raises ends the run.
+    """
+    run = take_steps(rule, x, sigmas)
+    try:
+        evaluation = next(run)
+        while True:
+            denoised = denoise(evaluation)
+            # Ranks could diverge here: whether on_step raises must be the same on all of them, or those that go on
+            # wait in the next collective.
+            on_step(evaluation, denoised)
+            evaluation = run.send(denoised)
+    except StopIteration as finished:
+        return finished.value

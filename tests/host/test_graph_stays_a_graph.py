@@ -59,7 +59,7 @@ def test_after_a_run_the_plan_that_ran_stands_on_the_sampler_alone(host, sampler
     workflow = Workflow(loader="cpu:2", sampler_node=sampler_node, cfg=4.0, steps=5, latent=(0, 1, 10, 12))
     run = host.run(replace(workflow, model="plan.safetensors").prompt())
     assert run.error is None, run.error
-    ran = r"Latent 10 × 12\. cfg 2: the batch of 2 is split 2 ways, 1 each, .* per step\."
+    ran = r".* per step\. Latent 10 × 12\. cfg 2: the batch of 2 is split 2 ways, 1 each, "
     assert re.match(ran, [text for node, text in run.texts if node == SAMPLER][-1]), run.texts
     assert not any(re.search(ran, text) for node, text in run.texts if node != SAMPLER), run.texts
 

@@ -28,7 +28,7 @@ def node(kind: str, /, **inputs: Any) -> dict[str, Any]:
 def sampled_in_pool(texts: list[tuple[str, str]]) -> bool:
     """Whether the sampler says what ran, and of no loop that went step by step."""
     told = [text for node, text in texts if node == "sampler"]
-    return any(text.startswith("Latent ") for text in told) and not any("step by step" in text for text in told)
+    return any("Latent " in text for text in told) and not any("step by step" in text for text in told)
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,7 @@ def test_the_plan_that_ran_its_latent_and_the_time_per_step_are_told_after_the_r
         pool.now = 10.0 + 0.05 * second
         remote.forward(make_call(x, sample_sigmas=torch.ones(4)), never)
     remote.finish_run()
-    assert shown == ["Latent 16 × 24. cfg 2: the batch of 2 is split 2 ways. 100 ms per step."]
+    assert shown == ["100 ms per step. Latent 16 × 24. cfg 2: the batch of 2 is split 2 ways."]
     remote.notices.begin()
     remote.notices.loop([said("a mask"), said("a mask")])
     remote.forward(make_call(torch.ones(1, 4, 3, 8, 8)), never)
@@ -279,7 +279,7 @@ def test_a_run_that_is_stopped_or_refused_leaves_the_last_good_one_as_it_is():
         remote.finish_run(whole)
     notices.begin()
     remote.finish_run(whole=False)  # refused before its first step
-    assert shown[0].startswith("Latent 8 × 8. One rank. 100 ms per step.")
+    assert shown[0].startswith("100 ms per step. Latent 8 × 8. One rank.")
     assert shown[1:] == [STOPPED, STOPPED]
     assert len(history.runs) == 1
 

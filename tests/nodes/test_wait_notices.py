@@ -112,9 +112,9 @@ def sample(history: RunHistory, ulysses: int, seconds: float, latent=(1, 16, 128
 
 def test_the_speed_up_is_told_where_one_rank_was_measured_with_the_same_request():
     history = RunHistory()
-    assert sample(history, 2, 0.5) == "Latent 128 × 128. ulysses 2. 500 ms per step."
+    assert sample(history, 2, 0.5) == "500 ms per step. Latent 128 × 128. ulysses 2."
     assert "times" not in sample(history, 1, 1.0)
-    said = "Latent 128 × 128. ulysses 2. 500 ms per step. 2.00 times as fast as one device, which took 1.00 s."
+    said = "500 ms per step. 2.00 times as fast as one device, which took 1.00 s. Latent 128 × 128. ulysses 2."
     assert sample(history, 2, 0.5) == said
     assert "times" not in sample(history, 2, 0.5, latent=(1, 16, 64, 64))
     runs = history.to_mapping()["runs"]

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.sampling.denoiser import combine_branches
 from parallel_runtime.sampling.samplers import find_sampler
+from parallel_runtime.sampling.steps import take_steps
 
 
 class _Store:
@@ -72,7 +73,7 @@ def emulate(
     rows = [height // patches + (patch < height % patches) for patch in range(patches)]
     cuts = [sum(rows[:patch]) for patch in range(patches + 1)]
     bands = [(slice(None), slice(None), slice(2 * a, 2 * b)) for a, b in pairwise(cuts)]
-    runs = [find_sampler(sampler).steps(x[band], sigmas) for band in bands]
+    runs = [take_steps(find_sampler(sampler), x[band], sigmas) for band in bands]
     wanted = [next(run) for run in runs]
     finished: list[torch.Tensor] = []
 

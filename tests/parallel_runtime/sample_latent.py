@@ -13,8 +13,8 @@ import torch
 from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, Predict
 from parallel_runtime.sampling.prediction import FLOW
-from parallel_runtime.sampling.samplers import OnStep, find_sampler
-from parallel_runtime.sampling.steps import Evaluation
+from parallel_runtime.sampling.samplers import find_sampler
+from parallel_runtime.sampling.steps import Evaluation, OnStep, run_steps
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,8 @@ def sample_latent(
     sigmas, latent_image = sigmas.to(noise.device, torch.float32), latent_image.to(noise.device, torch.float32)
     start = noise.float()
     inpaint = None if mask is None else Inpaint(mask.to(start.device, torch.float32), latent_image, start)
-    x = sampler(
+    x = run_steps(
+        sampler,
         Denoiser(predict, FLOW, sigmas * settings.multiplier, settings.cfg, inpaint),
         FLOW.add_noise(latent_image, start, sigmas[0]),
         sigmas,

@@ -21,6 +21,7 @@ from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
 from parallel_runtime.sampling.prediction import PREDICTIONS
 from parallel_runtime.sampling.samplers import SAMPLERS
+from parallel_runtime.sampling.steps import take_steps
 from tests import tiny_flux, tiny_pixart, tiny_sdxl
 from tests.families import STAGED
 from tests.tiny_model import find_by_name
@@ -77,7 +78,7 @@ def test_no_sampler_waits_in_its_steps(sampler, prediction):
     inpaint = Inpaint(*(torch.zeros_like(x) for _ in range(3)))
     outputs = [torch.zeros_like(x, dtype=torch.bfloat16) for _ in range(2)]
     denoiser = Denoiser(lambda x, timestep: outputs, prediction, sigmas.to(META), 3.0, inpaint)
-    run = sampler.steps(x, sigmas)
+    run = take_steps(sampler, x, sigmas)
     steps = 0
     with NothingWaits(), contextlib.suppress(StopIteration):
         evaluation = next(run)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, find_sampler
-from parallel_runtime.sampling.steps import Evaluation
+from parallel_runtime.sampling.steps import Evaluation, run_steps
 
 FULL = (1.0, 0.93, 0.8, 0.55, 0.3, 0.1, 0.0)
 PARTIAL = (0.62, 0.4, 0.15, 0.0)
@@ -36,7 +36,7 @@ def run(name, denoise, x, sigmas, on_step=no_listener):
         assert torch.equal(evaluation.sigma, levels[evaluation.index])
         return denoise(evaluation.x, evaluation.sigma)
 
-    return SAMPLERS[name](evaluate, x, levels, on_step)
+    return run_steps(SAMPLERS[name], evaluate, x, levels, on_step)
 
 
 class GaussianData:

@@ -12,6 +12,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
 from parallel_runtime.sampling.prediction import find_prediction
 from parallel_runtime.sampling.samplers import SUPPORTED, find_sampler
+from parallel_runtime.sampling.steps import run_steps
 from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
 
 COMFYUI = find_comfyui()
@@ -118,7 +119,7 @@ def our_run(name, sampling, sigmas, cfg, prediction, mask, noise, latent, on_ste
     highest = sampling.sigma_max.to(sigmas)
     start = sampling.noise_scaling(sigmas[0], noise, latent, bool(sigmas[0] > highest * (1 - 1e-5)))
     timesteps = torch.where(sigmas > 0, sampling.timestep(sigmas).float(), 0.0)
-    result = sampler(Denoiser(predict, kind, timesteps, cfg, inpaint), start, sigmas, on_step)
+    result = run_steps(sampler, Denoiser(predict, kind, timesteps, cfg, inpaint), start, sigmas, on_step)
     return sampling.inverse_noise_scaling(sigmas[-1], result)
 
 

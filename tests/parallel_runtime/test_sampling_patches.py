@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
 from parallel_runtime.sampling.prediction import FLOW, PREDICTIONS
 from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED
+from parallel_runtime.sampling.steps import run_steps, take_steps
 
 SEED = 11
 SIGMAS = {"flow": (1.0, 0.9, 0.7, 0.45, 0.2, 0.05, 0.0), "eps": (14.6, 7.0, 3.0, 1.2, 0.5, 0.1, 0.0)}
@@ -25,7 +26,7 @@ def run_in_patches(sampler, denoiser, x, sigmas, rows):
     """As a pipeline does: one generator per patch of rows, each step taken patch by patch."""
     edges = torch.tensor([0, *rows]).cumsum(0).tolist()
     parts = [(..., slice(low, high), slice(None)) for low, high in pairwise(edges)]
-    runs = [sampler.steps(x[part], sigmas) for part in parts]
+    runs = [take_steps(sampler, x[part], sigmas) for part in parts]
     denoisers = [denoiser.part(part) for part in parts]
     evaluations, finished = [next(run) for run in runs], []
     while not finished:
@@ -57,6 +58,6 @@ def test_a_run_in_patches_is_the_run_over_the_whole(name, kind, rows, steps, end
     x, latent, noise = (torch.randn(shape, generator=stream) for _ in range(3))
     inpaint = Inpaint(torch.rand(shape, generator=stream), latent, noise) if masked else None
     denoiser = Denoiser(pointwise, prediction, sigmas, 2.5, inpaint)
-    whole = sampler(denoiser, x, sigmas, lambda *step: None)
+    whole = run_steps(sampler, denoiser, x, sigmas, lambda *step: None)
     parts = run_in_patches(sampler, denoiser, x, sigmas, rows)
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)

@@ -14,6 +14,7 @@ from parallel_runtime.requests.requests import concat_name
 from parallel_runtime.sampling.denoiser import Denoiser
 from parallel_runtime.sampling.prediction import find_prediction
 from parallel_runtime.sampling.samplers import find_sampler
+from parallel_runtime.sampling.steps import run_steps
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
@@ -66,7 +67,8 @@ def oracle(path, request: LoopRequest) -> torch.Tensor:
             outputs.append(FLUX.adapter.from_transformer(transformer(**arguments, return_dict=False)[0], seen))
         return outputs
 
-    return find_sampler(request.job.sampler)(
+    return run_steps(
+        find_sampler(request.job.sampler),
         Denoiser(predict, find_prediction(request.job.prediction), request.tensors["timesteps"], request.job.cfg),
         request.x,
         request.tensors["sigmas"],

@@ -34,6 +34,8 @@ def test_what_ran_stands_on_nodes_and_below_a_subgraph_in_the_canvas_language(ho
     queue(canvas, host)
     canvas.page.get_by_text("的图片：").first.wait_for()  # on Parallel Loader
     canvas.page.get_by_text("切分方式按模型和图片选择").first.wait_for()  # on Parallel Config
+    drawn = "(start) => [...window.drawn].some((text) => text.startsWith(start))"
+    wait_for(lambda: canvas.run(drawn, "每步"))  # above KSampler
     canvas.run(
         """() => { const graph = app.rootGraph;
           const inside = graph.nodes.filter((node) => ["ParallelConfig", "ParallelLoader"].includes(node.comfyClass));
@@ -45,5 +47,5 @@ def test_what_ran_stands_on_nodes_and_below_a_subgraph_in_the_canvas_language(ho
           loader.widgets.find(({ name }) => name === "weight_dtype").value = "fp32"; }"""
     )
     queue(canvas, host)
-    wait_for(lambda: canvas.run("() => [...window.drawn].some((text) => text.startsWith('一张 '))"))
+    wait_for(lambda: canvas.run(drawn, "一张 "))
     canvas.picture(tmp_path / "nodes_2.png")
