@@ -15,7 +15,7 @@ from parallel_runtime.engine.prepared_forward import RepeatedForward
 from parallel_runtime.requests.conditioning import OPTIONS, refer
 from parallel_runtime.requests.patches import CARRIED, PATCHES, Attached, Patch
 from tests.parallel_runtime.staged_run import Quiet
-from workers.client.calls import Attachments
+from workers.client.held import Attachments
 from workers.client.requests import Submission
 
 

@@ -9,7 +9,7 @@ import torch
 from parallel_runtime.errors import RequestError
 from parallel_runtime.requests.conditioning import Conditioning, ConditioningStore, Shared
 from parallel_runtime.requests.requests import ConditioningRef
-from workers.client.conditioning_cache import ConditioningCache
+from workers.client.held import Conditionings
 
 
 def conditioning(seed: int = 0, **extra):
@@ -18,7 +18,7 @@ def conditioning(seed: int = 0, **extra):
 
 
 def test_equal_contents_in_new_tensors_are_sent_once():
-    cache = ConditioningCache()
+    cache = Conditionings()
     first, tensors = cache.refer(conditioning(ref_latents=[torch.ones(1, 2)], method="offset", missing=None))
     again, nothing = cache.refer(conditioning(ref_latents=[torch.ones(1, 2)], method="offset"))
     assert first.new
@@ -37,7 +37,7 @@ def test_equal_contents_in_new_tensors_are_sent_once():
     ],
 )
 def test_any_change_is_sent_again(change):
-    cache = ConditioningCache()
+    cache = Conditionings()
     cache.refer(conditioning(ref_latents=[torch.ones(1, 2)], method="offset"))
     reference, tensors = cache.refer({**conditioning(ref_latents=[torch.ones(1, 2)], method="offset"), **change})
     assert reference.new
@@ -45,7 +45,7 @@ def test_any_change_is_sent_again(change):
 
 
 def test_a_tensor_that_its_owner_wrote_into_is_sent_again():
-    cache = ConditioningCache()
+    cache = Conditionings()
     mine = conditioning()
     cache.refer(mine)
     mine["context"] += 1
@@ -53,33 +53,33 @@ def test_a_tensor_that_its_owner_wrote_into_is_sent_again():
 
 
 def test_the_ranks_store_never_outgrows_the_cache_whatever_the_client_forgets():
-    cache, store = ConditioningCache(), ConditioningStore()
+    cache, store = Conditionings(), ConditioningStore()
     for seed in range(60):
         reference, tensors = cache.refer(conditioning(seed % 25))
-        (taken,) = store.take([reference], tensors, cache.numbers)
+        (taken,) = store.take([reference], tensors, tuple(cache))
         assert torch.equal(taken.context, conditioning(seed % 25)["context"])
-        assert store._kept.keys() == {*cache.numbers, reference.id}
+        assert store._kept.keys() == {*cache, reference.id}
         if seed % 7 == 0:
             cache.clear()
 
 
 def test_a_request_of_more_branches_than_are_kept_has_all_of_them():
-    cache, store = ConditioningCache(), ConditioningStore()
+    cache, store = Conditionings(), ConditioningStore()
     for seeds in ([0], [*range(1, 12), 0]):  # the last was known when the request began
         referred = [cache.refer(conditioning(seed)) for seed in seeds]
         tensors = {name: each for _, named in referred for name, each in named.items()}
-        taken = store.take([reference for reference, _ in referred], tensors, cache.numbers)
+        taken = store.take([reference for reference, _ in referred], tensors, tuple(cache))
         expected = [conditioning(seed)["context"] for seed in seeds]
         assert all(torch.equal(each.context, text) for each, text in zip(taken, expected, strict=True))
 
 
 def test_an_argument_that_cannot_travel_is_refused_by_name():
     with pytest.raises(RequestError, match="'patches' is or holds a function"):
-        ConditioningCache().refer(conditioning(patches={"a": [lambda: None]}))
+        Conditionings().refer(conditioning(patches={"a": [lambda: None]}))
 
 
 def test_tensors_deep_inside_of_an_argument_travel():
-    cache, store = ConditioningCache(), ConditioningStore()
+    cache, store = Conditionings(), ConditioningStore()
     control = {"input": [torch.ones(2, 3), None], "scale": 0.5, "sizes": (1, [2, torch.zeros(1)])}
     given = conditioning(control=Shared(control))
     reference, tensors = cache.refer(given)
@@ -114,7 +114,7 @@ def test_a_change_of_the_last_element_of_any_tensor_is_found(name):
         odd = torch.arange(9.0).bfloat16()[1:6]  # neither its bytes nor its place is a multiple of four
         return {**conditioning(), "odd": odd, "flag": torch.tensor(True), "none": torch.tensor([1.0, torch.nan])}
 
-    cache = ConditioningCache()
+    cache = Conditionings()
     first, _ = cache.refer(tensors())
     assert cache.refer(tensors())[0].id == first.id
     changed = tensors()
@@ -124,7 +124,7 @@ def test_a_change_of_the_last_element_of_any_tensor_is_found(name):
 
 def test_a_conditioning_is_compared_wherever_it_lies_in_its_memory():
     # At [1:5] it begins four bytes behind a multiple of eight.
-    cache = ConditioningCache()
+    cache = Conditionings()
     row = torch.arange(6.0)
     first, _ = cache.refer({"context": row[:4].clone()})
     again, _ = cache.refer({"context": torch.cat([torch.zeros(1), row])[1:5]})

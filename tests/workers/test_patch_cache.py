@@ -11,8 +11,8 @@ from parallel_runtime.errors import RequestError
 from parallel_runtime.patching.patch_data import Encoder, PatchSet, WeightPatches
 from parallel_runtime.patching.patch_store import PatchStore
 from parallel_runtime.requests.requests import ComfyuiCode, KeepPatches
-from workers.client import patch_cache
-from workers.client.patch_cache import PatchCache
+from workers.client import held
+from workers.client.held import Patches
 
 CODE = ComfyuiCode("/comfyui")
 
@@ -47,12 +47,12 @@ def contents(pool: Pool, wanted: WeightPatches) -> PatchSet:
 
 def test_tensors_cross_once_whatever_the_strength_and_copies_of_them_are_the_same():
     pool = Pool()
-    cache, tensors = PatchCache(pool.submit), [torch.rand(4, 4), torch.rand(8).bfloat16()]
+    cache, tensors = Patches(pool.submit), [torch.rand(4, 4), torch.rand(8).bfloat16()]
     first = patches(0.5, *tensors)
-    cache.send(first)
-    cache.send(first)
+    cache.bring(first)
+    cache.bring(first)
     again = patches(-1.0, *[tensor.clone() for tensor in tensors])
-    cache.send(again)
+    cache.bring(again)
     assert len(pool.factors) == len(set(pool.factors)) == 2
     assert len(pool.sent) == 3  # tensors, a set, another set
     found = contents(pool, again)
@@ -70,10 +70,10 @@ def test_a_tensor_that_was_written_to_is_another_one():
 
 
 def test_large_ones_go_in_pieces(monkeypatch):
-    monkeypatch.setattr(patch_cache, "PIECE", 100)
+    monkeypatch.setattr(held, "PATCH_PIECE", 100)
     pool = Pool()
     wanted = patches(1.0, *[torch.rand(10) for _ in range(5)], torch.rand(200))
-    PatchCache(pool.submit).send(wanted)
+    Patches(pool.submit).bring(wanted)
     sizes = [sum(tensor.nbytes for tensor in tensors.values()) for request, tensors in pool.sent if request.factors]
     assert sum(sizes) == 1000
     assert sorted(sizes)[:-1] == [40, 80, 80]
@@ -82,24 +82,24 @@ def test_large_ones_go_in_pieces(monkeypatch):
 
 @pytest.mark.parametrize("limit", ["MOST_SETS", "MOST_BYTES"])
 def test_those_that_were_used_longest_ago_are_dropped_with_their_tensors(limit, monkeypatch):
-    monkeypatch.setattr(patch_cache, limit, {"MOST_SETS": 2, "MOST_BYTES": 60}[limit])
+    monkeypatch.setattr(held, limit, {"MOST_SETS": 2, "MOST_BYTES": 60}[limit])
     pool = Pool()
-    cache = PatchCache(pool.submit)
+    cache = Patches(pool.submit)
     one, two, three = (patches(1.0, torch.rand(10)) for _ in range(3))
     for wanted in (one, two, one, three, one, two):
-        cache.send(wanted)
+        cache.bring(wanted)
         assert contents(pool, wanted).name == wanted.patches.name
     assert pool.factors.count(next(iter(two.patches.factors))) == 2
 
 
 def test_after_a_failure_what_was_on_its_way_is_sent_again():
     pool = Pool(fails=(4,))
-    cache, earlier, wanted = PatchCache(pool.submit), patches(1.0, torch.rand(4)), patches(1.0, torch.rand(4))
-    cache.send(earlier)
+    cache, earlier, wanted = Patches(pool.submit), patches(1.0, torch.rand(4)), patches(1.0, torch.rand(4))
+    cache.bring(earlier)
     with pytest.raises(RequestError):
-        cache.send(wanted)
-    cache.send(wanted)
-    cache.send(earlier)
+        cache.bring(wanted)
+    cache.bring(wanted)
+    cache.bring(earlier)
     assert contents(pool, wanted).name == wanted.patches.name
     assert contents(pool, earlier).name == earlier.patches.name
     assert len(pool.factors) == 3
@@ -107,10 +107,10 @@ def test_after_a_failure_what_was_on_its_way_is_sent_again():
 
 def test_what_the_client_is_not_certain_of_goes_with_the_next_request():
     pool = Pool()
-    cache, many, one = PatchCache(pool.submit), patches(1.0, *torch.rand(3000, 2)), patches(1.0, torch.rand(4))
-    cache.send(many)
-    cache.clear()
-    cache.send(one)
+    cache, many, one = Patches(pool.submit), patches(1.0, *torch.rand(3000, 2)), patches(1.0, torch.rand(4))
+    cache.bring(many)
+    cache.forget()
+    cache.bring(one)
     assert contents(pool, one).name == one.patches.name
     assert pool.store._sets.keys() == {one.patches.name}
     assert pool.store._factors.keys() == one.patches.factors.keys()

@@ -21,7 +21,7 @@ from tests.tiny_flux import weights_file, write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.calls import Calls
 from workers.client.client import Branch, Cancelled, ModelRequest, PoolClient
-from workers.client.conditioning_cache import Mirror
+from workers.client.held import Mirror
 from workers.client.requests import Reply, Submission
 from workers.client.running_pool import RunningPool
 from workers.launch import PoolSpec
@@ -118,7 +118,7 @@ def test_a_step_that_the_ranks_do_not_keep_is_refused_by_all_of_them_and_prepare
         wrong.setattr(client._calls._prepared, "find", lambda fits: next(found, None))
         assert torch.equal(step(), first)
     assert asked == [Step, Load, Forward]
-    number = client._calls._prepared.numbers[-1]
+    number = next(reversed(client._calls._prepared))
     tensors = {"x": latent(0), "timestep": torch.tensor([0.5])}
     with pytest.raises(Exception, match="does not take unknown"):
         client.forward(model(path), latent(0), torch.tensor([0.5]), {**given(), "unknown": torch.zeros(1)})
@@ -224,13 +224,13 @@ def test_more_kinds_than_are_kept_are_forgotten_by_the_ranks_too(client, path, a
 
 
 def test_of_more_than_a_mirror_takes_the_oldest_goes_first():
-    mirror: Mirror[str] = Mirror(most=16)
+    mirror: Mirror[int, str] = Mirror()
     for number in range(20):
-        mirror.hold(number, f"kind {number}")
-    assert mirror.numbers == (*range(4, 20),)
+        mirror.hold(number, f"kind {number}", most=16)
+    assert tuple(mirror) == (*range(4, 20),)
     assert [mirror.find(lambda known, n=n: known == f"kind {n}") for n in (3, 4)] == [None, 4]
-    mirror.hold(20, "kind 20")  # 4 was used a moment ago
-    assert mirror.numbers == (*range(6, 20), 4, 20)
+    mirror.hold(20, "kind 20", most=16)  # 4 was used a moment ago
+    assert tuple(mirror) == (*range(6, 20), 4, 20)
 
 
 def test_a_call_that_fails_before_it_ends_leaves_nothing_with_the_ranks():

@@ -17,10 +17,10 @@ from parallel_runtime.requests.requests import Finished, KeepPatches, Load, Load
 from ..launch import PoolSpec
 from ..wire.protocol import Status
 from .calls import Calls
+from .held import Patches
 from .keeper import Keeper, in_a_living_pool
 from .life import Wait
 from .loading import KnownModel, LoadedModels
-from .patch_cache import PatchCache
 from .requests import (
     Branch,
     LoopRequest,
@@ -61,7 +61,7 @@ class PoolClient:
         self._models = LoadedModels()
         self._vaes: dict[str, VaeRequest] = {}  # that ran, by their names
         self._calls = Calls(self._submit)
-        self._patches = PatchCache(self._submit)
+        self._patches = Patches(self._submit)
         self._keeper = Keeper(spec, rank_module, on_change=self._forget, should_cancel=self._turns.cancelled)
 
     @property
@@ -256,7 +256,7 @@ class PoolClient:
         ranks have forgotten the model or its patches."""
 
         def with_patches() -> torch.Tensor:
-            self._patches.send(patches)
+            self._patches.bring(patches)
             return run()
 
         def with_weights() -> torch.Tensor:
@@ -268,7 +268,7 @@ class PoolClient:
             try:
                 return with_patches()
             except NotLoadedError:
-                self._patches.clear()
+                self._patches.forget()
                 self.load(model, should_cancel)
                 return with_patches()
 
@@ -300,4 +300,4 @@ class PoolClient:
         self.ran = self.details = None
         self._models.clear()
         self._calls = Calls(self._submit)
-        self._patches = PatchCache(self._submit)
+        self._patches = Patches(self._submit)
