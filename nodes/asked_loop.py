@@ -163,8 +163,8 @@ class AskedLoop:
 
     @property
     def network(self) -> Network | None:
-        """What is known of the network, where it is ComfyUI's own."""
-        return find_network(type(self.model.diffusion_model)) if self.remote.model.comfyui is not None else None
+        """What is known of the network."""
+        return find_network(type(self.model.diffusion_model))
 
     @property
     def masks_noised(self) -> bool:

@@ -59,12 +59,6 @@ def read_guidance(model_options: Mapping[str, Any], guider: Any) -> tuple[Guidan
     return tuple(found)
 
 
-def acts_inside(guidance: tuple[Guidance, ...]) -> bool:
-    """Whether one of the functions has the network do other than usual inside of it."""
-    rules = [guidance_rule_of(each.code) for each in guidance]
-    return any(rule is not None and rule.functions for rule in rules)
-
-
 def read_guider(guider: Any) -> Guider:
     """A guider that ranks know."""
     rule = GUIDER_RULES[class_name(type(guider))]

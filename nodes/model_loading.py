@@ -13,7 +13,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.said import Said, said, together
 
-from .model_files import choose_network
+from .model_files import open_model_file
 from .node_text import notices_on_running_node, show_on_running_node
 from .panel.settings import default_config, read_settings
 from .parallel_config import ConfigSocket
@@ -115,19 +115,18 @@ def _make_model(
 
     from .comfyui_code import comfyui_code
     from .pool_loop import add_loop
-    from .remote_model import build_model, choose_types, recognise
+    from .remote_model import build_model, choose_types
     from .remote_transformer import RemoteTransformer
 
     if path.exists() and not any(pool.pool is not None for pool in known_pools()):
         # Its processes come up while ComfyUI looks at the file. What is wrong with them is told after that.
         with contextlib.suppress(ParallelError):
             get_pool(config).begin()
-    opened, why = choose_network(path, weight_dtype)
-    file = recognise(opened)
+    file, why = open_model_file(path, weight_dtype)
     weights, cast = choose_types(file, weight_dtype)
     plain = None if file.stored is None else weights
     gguf = file.pack.folder if file.pack is not None else ""
-    code = comfyui_code(plain, weight_dtype == FAST_FLOAT8, gguf) if not file.path.is_dir() else None
+    code = comfyui_code(plain, weight_dtype == FAST_FLOAT8, gguf)
     dtype = str(cast or weights).removeprefix("torch.")
     request = ModelRequest(str(path), dtype, config, file.identity, code, size)
     remote = RemoteTransformer(request, notices_on_running_node(path.name))

@@ -12,7 +12,7 @@ from comfy_api.latest import io
 from parallel_runtime.errors import CheckpointError
 from parallel_runtime.said import said
 
-from .model_files import find_folder, list_folders, list_gguf_files
+from .model_files import list_gguf_files
 from .model_loading import file_stamp, load_on_node, model_inputs
 from .node_text import failing_shown, found_by, show_text
 
@@ -23,29 +23,22 @@ _LOADER_WORDS = (
 """By which artists look for what loads a model: what it is, how many GPUs it takes, whose model it is."""
 
 
-def _folder_roots() -> list[str]:
-    return [*folder_paths.get_folder_paths("diffusers"), *folder_paths.get_folder_paths("diffusion_models")]
-
-
 def list_models() -> list[str]:
-    """Names for the menu: files of ComfyUI's diffusion_models folders, GGUF files there, then diffusers folders."""
+    """Names for the menu: files of ComfyUI's diffusion_models folders, then GGUF files there."""
     files = folder_paths.get_filename_list("diffusion_models")
-    return [*files, *list_gguf_files(folder_paths.get_folder_paths("diffusion_models")), *list_folders(_folder_roots())]
+    return [*files, *list_gguf_files(folder_paths.get_folder_paths("diffusion_models"))]
 
 
 def find_model(name: str, folder: str = "diffusion_models") -> Path:
     """Path of a menu entry.
 
     Args:
-        folder: as ComfyUI calls it; of diffusion models, a name with a slash at its end is a diffusers folder's.
+        folder: as ComfyUI calls it.
 
     Raises:
         CheckpointError: it is no longer there.
     """
-    if folder == "diffusion_models" and name.endswith("/"):
-        path, folder = find_folder(name, _folder_roots()), "diffusers"
-    else:
-        path = folder_paths.get_full_path(folder, name)
+    path = folder_paths.get_full_path(folder, name)
     if path is None:
         raise CheckpointError(
             said("The model {name} is not in ComfyUI's {value} folders.", name=name, value=folder),
@@ -71,8 +64,7 @@ class ParallelLoader(io.ComfyNode):
                 io.Combo.Input(
                     "model_name",
                     options=list_models(),
-                    tooltip="A file of models/diffusion_models, or a diffusers folder (with a slash at its end) of "
-                    "models/diffusers or models/diffusion_models.",
+                    tooltip="A file of models/diffusion_models.",
                 ),
                 *model_inputs(),
             ],

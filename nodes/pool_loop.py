@@ -10,19 +10,16 @@ from comfy.cli_args import LatentPreviewMethod, args
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 from tqdm.auto import trange
 
-from parallel_runtime.errors import RequestError
 from parallel_runtime.networks.comfyui.node_rules import CFG
 from parallel_runtime.networks.comfyui.seam import IN_LOOP
-from parallel_runtime.networks.diffusers.adapter import TAKE_COMFYUIS
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.requests.requests import HostLoop, Sample, concat_name, sampling_name, share_name
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.own_timesteps import OwnTimestep
 
 from .asked_loop import AskedLoop, prediction_name, read_sampling
-from .carried_guidance import acts_inside, read_guider
+from .carried_guidance import read_guider
 from .carried_patches import closure_of
-from .comfyui_code import comfyui_code
 from .interrupt import stopping_with_prompt
 from .pool_obstacles import find_obstacles, guider_obstacles, known_sampler
 from .transformer_call import TransformerCall, split_branches, split_extra_channels
@@ -86,9 +83,6 @@ def _run_in_pool(
     found = find_obstacles(asked, steps)
     if found or steps < 1:
         return None, found
-    if acts_inside(asked.guidance) and asked.remote.model.comfyui is None:
-        cause = said("The diffusers network cannot carry {what}.", what=said("replaced attention or blocks"))
-        raise RequestError(cause, TAKE_COMFYUIS)
     x = sampling.noise_scaling(sigmas[0], asked.noise, asked.latent_image, sampler.max_denoise(asked.guider, sigmas))
     calls = asked.evaluate_dry(x, sigmas[0].expand(x.shape[0]))
     own_timesteps = asked.own_timesteps(calls, x, sigmas[0])
@@ -166,8 +160,9 @@ def _request(
 
 def _host_loop(asked: AskedLoop) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:
     """The loop by ComfyUI's own code, and its tensors."""
-    code = asked.remote.model.comfyui or comfyui_code(None)
+    code = asked.remote.model.comfyui
     data, guider, options = read_sampling(asked.sampling), read_guider(asked.guider), dict(asked.known.options)
+    assert code is not None
     assert data is not None
     bases, values, tensors = data
     loop = HostLoop(

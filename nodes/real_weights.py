@@ -40,10 +40,10 @@ class Source:
         """What Load Diffusion Model makes of the file, in ComfyUI's process and memory.
 
         Raises:
-            RequestError: it is a folder of diffusers', which ComfyUI does not read, or a GGUF file.
+            RequestError: it is a GGUF file.
         """
         path = self.remote.model.path
-        if Path(path).is_dir() or is_gguf(Path(path)):
+        if is_gguf(Path(path)):
             raise RequestError(
                 said("{path} is no .safetensors file: no node can take weights out of it.", path=path),
                 "Choose a .safetensors file in Parallel Loader.",

@@ -11,16 +11,14 @@ import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import comfy.model_detection
 import comfy.model_management
 import comfy.utils
 import torch
 
 from parallel_runtime.errors import RequestError, UnsupportedModelError
-from parallel_runtime.loading.host_file import HostFile, comfyuis_reason
-from parallel_runtime.loading.reading import STORED
+from parallel_runtime.loading.host_file import HostFile
 from parallel_runtime.networks.comfyui.seam import RUN_SIGMAS, reads_sigmas, seam_of, tabulate
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.networks.tables.comfyui import find_network
@@ -37,9 +35,6 @@ from .transformer_call import read_call
 from .untouched import Untouched
 from .weight_patches import PatchedShapes, PatchReader
 
-if TYPE_CHECKING:
-    from parallel_runtime.loading.checkpoint import Checkpoint
-
 REFERENCE_METHOD = "ref_latents_method"
 FLOAT8 = {
     "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fn_fast": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
@@ -47,33 +42,6 @@ FLOAT8 = {
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _UNANSWERED = ("preprocess_prefix",)
 """Methods of ComfyUI's networks that its models call before a run, for more than one tensor (SenseNova U1.5)."""
-
-
-def recognise(opened: Checkpoint | HostFile) -> HostFile:
-    """What ComfyUI makes of a model by its header; a folder of diffusers' is described as a file of ComfyUI's would be.
-
-    Raises:
-        CheckpointError: its header asks for what no model has.
-        UnsupportedModelError: this ComfyUI does not know the model.
-    """
-    if isinstance(opened, HostFile):
-        return opened
-    # By our own rules: ComfyUI's converter does not know every family.
-    header = opened.spec.original_header(opened.header)
-    tensors = {name: torch.empty(info.shape, dtype=STORED[info.dtype], device="meta") for name, info in header.items()}
-    with comfyuis_reason(said("ComfyUI cannot tell what {path} is", path=opened.path.name)):
-        config = comfy.model_detection.model_config_from_unet(tensors, "", metadata={}) if tensors else None
-    if config is None:
-        raise UnsupportedModelError(
-            said(
-                "ComfyUI does not recognise {path}, a {title} transformer.",
-                path=opened.path,
-                title=opened.spec.title,
-            ),
-            "Update ComfyUI, or choose another file.",
-        )
-    size = sum(tensor.nbytes for tensor in tensors.values())
-    return HostFile(opened.path, opened.identity, config, tensors, size, comfy.utils.weight_dtype(tensors))
 
 
 def choose_types(file: HostFile, weight_dtype: str) -> tuple[torch.dtype, torch.dtype | None]:
@@ -96,8 +64,6 @@ def choose_types(file: HostFile, weight_dtype: str) -> tuple[torch.dtype, torch.
             said("ComfyUI would compute this model in {compute}, which the workers do not have.", compute=compute),
             "Set weight_dtype to bf16, fp16 or fp32.",
         )
-    if file.path.is_dir():  # diffusers' network computes in the type of its weights
-        return DTYPES.get(weight_dtype, compute), None
     return weights, cast
 
 

@@ -112,7 +112,7 @@ class RemoteTransformer:
             RequestError: the call holds what is not transportable, or numbers that are not finite.
             ParallelError: see PoolClient.forward.
         """
-        conditioning = travelling(call, self.functions, comfyui=self.model.comfyui is not None)
+        conditioning = travelling(call, self.functions)
         if self._capture is not None:
             return self._capture(replace(call, conditioning=conditioning))
         pool, watching = self._use_pool(should_cancel)

@@ -1,6 +1,6 @@
 """What is transportable to the pool, and the names of what is not. No ComfyUI needed: all arguments are its plain data.
 
-Two questions. `forward_obstacles` and `weight_obstacles`: would the transformer's call lose something on the way to
+Two questions. `option_obstacles` and `weight_obstacles`: would the transformer's call lose something on the way to
 the pool? Then it is refused. `loop_obstacles`, `condition_obstacles` and `call_obstacles`: would a whole loop in the
 pool differ from ComfyUI's own? Then it runs per step.
 """
@@ -21,10 +21,6 @@ from .carried_guidance import PLACES, is_carried
 from .carried_patches import closure_of
 from .transformer_call import TransformerCall
 
-_TRANSFORMER_PATCHES = {
-    "patches": said("patches inside the model's blocks"),
-    "patches_replace": said("replaced attention or blocks"),
-}
 _HERE_ALONE = {
     "uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "wrappers", "callbacks", "easycache", "ar_config",
     "context_window",
@@ -95,16 +91,6 @@ def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
     left = _REBUILT | _HERE_ALONE | {_ATTENTION}
     # False is said with a purpose: LTX-2's guidance switches attention between video and sound off by it.
     return {key: value for key, value in options.items() if key not in left and (_is_set(value) or value is False)}
-
-
-def forward_obstacles(options: Mapping[str, Any]) -> list[Said]:
-    """Name what of `transformer_options` the diffusers network does not take."""
-    found = [text for key, text in _TRANSFORMER_PATCHES.items() if _is_set(options.get(key))]
-    found += option_obstacles(options)
-    rope = options.get("rope_options") or {}
-    if any(value != (1.0 if key.startswith("scale") else 0.0) for key, value in rope.items()):
-        found.append(said("scaled or shifted positions (RoPE options)"))
-    return found
 
 
 def weight_obstacles(

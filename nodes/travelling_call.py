@@ -1,4 +1,4 @@
-"""What of a call travels to the pool, for diffusers' network and for ComfyUI's own. No ComfyUI needed."""
+"""What of a call travels to the pool. No ComfyUI needed."""
 
 from __future__ import annotations
 
@@ -8,61 +8,43 @@ from typing import Any
 import torch
 
 from parallel_runtime.errors import RequestError
-from parallel_runtime.networks.diffusers.adapter import TAKE_COMFYUIS
 from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.said import Said, said
 
 from .carried_patches import CarriedPatches, NotCarried, foreign_functions
 from .model_nodes import REFUSED
 from .transformer_call import TransformerCall
-from .transportable import forward_obstacles, listed, option_obstacles, plain_options
+from .transportable import listed, option_obstacles, plain_options
 
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Look at a MODEL's `transformer_options` before it is sampled.
 
     Raises:
-        RequestError: with what neither network takes, and the node that asks for it.
+        RequestError: with what no rank takes, and the node that asks for it.
     """
     if found := [*map(_functions_of, foreign_functions(options)), *option_obstacles(options)]:
         raise refusal(found)
 
 
-def travelling(call: TransformerCall, functions: CarriedPatches, *, comfyui: bool) -> Mapping[str, Any]:
+def travelling(call: TransformerCall, functions: CarriedPatches) -> Mapping[str, Any]:
     """All of a call but x and timestep, as far as the network in the pool takes it.
 
-    Args:
-        comfyui: whether that is ComfyUI's own network.
-
     Raises:
-        RequestError: the diffusers network does not take it, and ComfyUI's own does.
-        RequestError: with what neither takes.
+        RequestError: with what it does not take.
     """
-    if comfyui:
-        options, found = _carried(call, functions)
-        if found:
-            raise refusal(found)
-        more = {"control": call.control, "transformer_options": Shared(options)}
-        return {**call.conditioning, **{name: value for name, value in more.items() if value is not None}}
-    found = forward_obstacles(call.options)
-    if call.control is not None:
-        found.append(said("a ControlNet"))
-    if not found:
-        return call.conditioning
-    if others := _carried(call, functions)[1]:
-        raise refusal(others)
-    raise RequestError(said("The diffusers network cannot carry {what}.", what=listed(found)), TAKE_COMFYUIS)
-
-
-def _carried(call: TransformerCall, functions: CarriedPatches) -> tuple[dict[str, Any], list[Said]]:
-    """`transformer_options` as data for ComfyUI's own network, and what of them is none."""
     found = option_obstacles(call.options)
+    options: dict[str, Any] = {}
     try:
         # Of several latents in one (video and audio), the first is the picture.
         x = call.x if isinstance(call.x, torch.Tensor) else call.x[0]
-        return {**plain_options(call.options), **functions.carry(call.options, x)}, found
+        options = {**plain_options(call.options), **functions.carry(call.options, x)}
     except NotCarried as error:
-        return {}, [_functions_of(error.args[0]), *found]
+        found.insert(0, _functions_of(error.args[0]))
+    if found:
+        raise refusal(found)
+    more = {"control": call.control, "transformer_options": Shared(options)}
+    return {**call.conditioning, **{name: value for name, value in more.items() if value is not None}}
 
 
 def _functions_of(maker: Said) -> Said:

@@ -126,9 +126,9 @@ def _ranks(status: Status | None) -> list[dict[str, Any]]:
 
 def _models(known: Sequence[KnownModel]) -> list[dict[str, Any]]:
     """Each file once: several configurations of it have the same weights."""
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for model in map(_model, known):
-        key = model["name"], model["network"], model["dtype"]
+        key = model["name"], model["dtype"]
         if key not in found or model["state"] == "resident":
             found[key] = model
     return list(found.values())
@@ -137,7 +137,6 @@ def _models(known: Sequence[KnownModel]) -> list[dict[str, Any]]:
 def _model(model: KnownModel) -> dict[str, Any]:
     return {
         "name": Path(model.request.path).name,
-        "network": "diffusers" if model.request.comfyui is None else "ComfyUI",
         "family": model.loaded.spec,
         "dtype": model.request.dtype,
         "state": "resident" if model.bytes else "parked",
@@ -148,7 +147,7 @@ def _model(model: KnownModel) -> dict[str, Any]:
 
 
 def _vae(vae: VaeRequest, size: int) -> dict[str, Any]:
-    named = {"name": Path(vae.file.path).name, "network": "VAE", "family": "", "dtype": vae.file.dtype}
+    named = {"name": Path(vae.file.path).name, "family": "VAE", "dtype": vae.file.dtype}
     return {**named, "state": "resident", "bytes_per_rank": size, "foreseen": "", "details": None}
 
 

@@ -26,7 +26,7 @@ from .workflow import OF_FLUX, Prompt
 
 START_SECONDS = 480
 PROMPT_SECONDS = 300
-_FOLDERS = ("models/diffusion_models", "models/diffusers", "custom_nodes", "input", "output", "temp", "user")
+_FOLDERS = ("models/diffusion_models", "custom_nodes", "input", "output", "temp", "user")
 _PREVIEW_IMAGE, _TEXT = 1, 3  # types of ComfyUI's binary messages
 
 
@@ -214,9 +214,8 @@ def beside(first: ComfyHost, base: Path) -> ComfyHost:
     second = ComfyHost(first.host, base)
     second.small_flux = first.small_flux
     # Links in its own folders: other folders in their place could be of the same age, and ComfyUI would not look.
-    for folder in ("diffusion_models", "diffusers"):
-        for model in (first.base / "models" / folder).iterdir():
-            (second.base / "models" / folder / model.name).symlink_to(model)
+    for model in (first.base / "models" / "diffusion_models").iterdir():
+        (second.base / "models" / "diffusion_models" / model.name).symlink_to(model)
     return second
 
 

@@ -17,12 +17,8 @@ from .comfy_host import ComfyHost
 from .older_host import NEWEST, read_version
 from .workflow import MODEL, Workflow
 
-_FLUX: tuple[ModelSpec, dict[str, Any], str] = (FLUX, tiny_flux.tiny_config(), "FluxPipeline")
-_SD3: tuple[ModelSpec, dict[str, Any], str] = (
-    SD3,
-    tiny_sd3.tiny_config(pos_embed_max_size=32),
-    "StableDiffusion3Pipeline",
-)
+_FLUX: tuple[ModelSpec, dict[str, Any]] = (FLUX, tiny_flux.tiny_config())
+_SD3: tuple[ModelSpec, dict[str, Any]] = (SD3, tiny_sd3.tiny_config(pos_embed_max_size=32))
 """It takes texts and latents of the same shapes; the largest that tests ask for has 32 tokens a side."""
 
 
@@ -30,7 +26,7 @@ def write_model(
     comfy: ComfyHost, name: str, prefix: str = "", dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> Path:
     """Write one as its authors publish it, or with a `prefix` as full checkpoints have it."""
-    spec, config, _ = _FLUX if comfy.small_flux else _SD3
+    spec, config = _FLUX if comfy.small_flux else _SD3
     return tiny_model.write_original(spec, _folder(comfy) / name, config, prefix, dtype, seed)
 
 
@@ -47,10 +43,8 @@ def write_models(comfy: ComfyHost) -> None:
         tiny_flux.write_original(files / "canny.safetensors", config=tiny_flux.tiny_config(in_channels=128))
     else:
         write_model(comfy, "prefixed.safetensors", prefix="model.diffusion_model.")
-    spec, config, pipeline = _FLUX if comfy.small_flux else _SD3
+    spec, config = _FLUX if comfy.small_flux else _SD3
     tiny_model.write_diffusers_file(spec, files / "diffusers.safetensors", config)
-    folder = comfy.base / "models" / "diffusers" / "tiny-pipeline"
-    tiny_model.write_diffusers_folder(spec, folder, config, pipeline=pipeline)
     (files / "truncated.safetensors").write_bytes(whole.read_bytes()[:-1000])
     save_file({"decoder.conv_in.weight": torch.zeros(4, 4, 3, 3)}, files / "vae.safetensors")
 

@@ -6,17 +6,15 @@ FLUX.1 is in test_same_picture.py.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_sdxl, tiny_wan
-from tests.tiny_model import find_by_name, write_diffusers_folder, write_original
+from tests.tiny_model import find_by_name, write_original
 
 from .workflow import SAVE, Prompt, Workflow, link, node, sampled_in_pool
 
@@ -27,25 +25,23 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class HostFamily:
-    """A family's files, and what its nodes make.
+    """A family's file, and what its nodes make.
 
     Args:
         spec: its name in the registry.
         config: of a tiny transformer, as wide as ComfyUI fixes it.
-        pipeline: diffusers' class of a whole folder.
         scaled: whether TOLERANCE is of the latent's scale: with random weights it is up to 15 times a flow's.
         workflow: sampler, lengths of the texts, and the latent.
         latent: ComfyUI's node for it; "" is the test pack's, with 16 channels.
         sizes: its inputs beside width and height.
         text: inputs of the test pack's texts.
         values: what the family's text nodes add, for a text of which so many tokens are kept.
-        prefix: of the single file's keys.
+        prefix: of the file's keys.
         says: what Parallel Loader or the sampler show.
     """
 
     spec: str
     config: dict[str, Any]
-    pipeline: str
     workflow: Workflow
     scaled: bool = True
     latent: str = "EmptyLatentImage"
@@ -53,17 +49,7 @@ class HostFamily:
     text: dict[str, int] = field(default_factory=dict)
     values: Callable[[int], dict[str, Any]] | None = None
     prefix: str = ""
-    folder: Callable[[Path, dict[str, Any]], Path] | None = None
     says: str = ""
-
-    def write(self, models: Path, name: str) -> None:
-        """Write both layouts."""
-        spec, folder = find_by_name(self.spec), models / "diffusers" / name
-        write_original(spec, models / "diffusion_models" / f"{name}.safetensors", self.config, self.prefix)
-        if self.folder is not None:
-            self.folder(folder, self.config)
-        else:
-            write_diffusers_folder(spec, folder, self.config, pipeline=self.pipeline)
 
     def graph(self, workflow: Workflow) -> Prompt:
         """The workflow's graph with the latent and the conditionings as the family's own nodes make them."""
@@ -98,18 +84,14 @@ FAMILIES = {
     "sd3": HostFamily(
         "sd3",
         tiny_sd3.tiny_config(),
-        "StableDiffusion3Pipeline",
         _UNEQUAL(latent=(0, 1, 9, 7)),
         scaled=False,
         latent="",
     ),
-    "flux2": HostFamily(
-        "flux2", tiny_flux2.tiny_config(), "Flux2Pipeline", _UNEQUAL(latent=(0, 1, 9, 7)), scaled=False, latent=""
-    ),
+    "flux2": HostFamily("flux2", tiny_flux2.tiny_config(), _UNEQUAL(latent=(0, 1, 9, 7)), scaled=False, latent=""),
     "pixart": HostFamily(
         "pixart",
         tiny_pixart.tiny_config(**_PIXART),
-        "PixArtAlphaPipeline",
         _UNEQUAL(latent=(0, 1, 34, 42)),
         text={"width": 4096},
         values=lambda kept: {"width": 832, "height": 1216},
@@ -117,7 +99,6 @@ FAMILIES = {
     "hunyuan-dit": HostFamily(
         "hunyuan_dit",
         tiny_hunyuan_dit.tiny_config(**tiny_hunyuan_dit.COMFYUI_TEXTS, num_attention_heads=16),
-        "HunyuanDiTPipeline",
         Workflow(cfg=4.0, lengths=(77, 77), latent=(0, 2, 9, 14)),
         text={"width": 1024},
         values=_hunyuan_values,
@@ -126,18 +107,15 @@ FAMILIES = {
     "sdxl": HostFamily(
         "sdxl",
         tiny_sdxl.recognised_config(),
-        "StableDiffusionXLPipeline",
         Workflow(sampler="dpmpp_2m", scheduler="karras", cfg=5.0, lengths=(154, 77), latent=(0, 1, 10, 12)),
         text={"width": 2048, "pooled": 1280},
         values=lambda kept: _SIZES,
         prefix="model.diffusion_model.",
-        folder=tiny_sdxl.write_pipeline,
         says="U-Nets (SD 1.5, SDXL",
     ),
     "wan": HostFamily(
         "wan",
         tiny_wan.tiny_config(),
-        "WanPipeline",
         _UNEQUAL(latent=(0, 1, 7, 10)),
         latent="EmptyHunyuanLatentVideo",
         sizes={"length": 9},
@@ -148,26 +126,26 @@ FAMILIES = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(host, request):
-    """The session's ComfyUI with one family's files, which may be large: its name, and the table's entry."""
-    name, entry, models = request.param, FAMILIES[request.param], host.base / "models"
+    """The session's ComfyUI with one family's file, which may be large: its name, and the table's entry."""
+    name, entry = request.param, FAMILIES[request.param]
     if name == "flux2":
         host.needs_small_flux()
-    entry.write(models, name)
+    path = host.base / "models" / "diffusion_models" / f"{name}.safetensors"
+    write_original(find_by_name(entry.spec), path, entry.config, entry.prefix)
     yield name, entry
-    (models / "diffusion_models" / f"{name}.safetensors").unlink()
-    shutil.rmtree(models / "diffusers" / name)
+    path.unlink()
 
 
 @pytest.mark.long_but_for("sd3", "sdxl")  # Hunyuan-DiT is in test_controlnet.py, Wan in test_wan.py
 @pytest.mark.slow
-def test_cfg_gives_the_same_latent_per_step_and_in_the_pool_in_both_layouts(host, family):
+def test_cfg_gives_the_same_latent_per_step_and_in_the_pool(host, family):
     name, entry = family
     workflow = replace(entry.workflow, model=f"{name}.safetensors")
     expected = host.latent(host.run(entry.graph(workflow)), SAVE)
     assert expected.std() > 0.1
     limit = TOLERANCE * (expected.abs().max() if entry.scaled else 1)
     per_step = host.run(entry.graph(workflow.on("cpu:2")))
-    in_pool = host.run(entry.graph(replace(workflow.on("cpu:2", "ParallelSampler"), model=f"{name}/")))
+    in_pool = host.run(entry.graph(workflow.on("cpu:2", "ParallelSampler")))
     for run in (per_step, in_pool):
         latent = host.latent(run, SAVE)
         assert latent.shape == expected.shape

@@ -12,7 +12,7 @@ import torch
 
 from .older_host import name_version
 from .test_same_picture import PICTURE
-from .workflow import FIRST, FOLDER, MODEL, SAMPLER, SAVE, Prompt, Workflow, link, node
+from .workflow import FIRST, SAMPLER, SAVE, Prompt, Workflow, link, node
 
 pytestmark = pytest.mark.host
 
@@ -43,13 +43,12 @@ NODES = {
 DEVICES = [pytest.param("cpu:1", marks=pytest.mark.long), "cpu:2"]
 OF_FORMATS = {"scaled fp8": "scaled_fp8", "int8": "int8_tensorwise"}
 FILES = {
-    "diffusers": Workflow(model=FOLDER),
     "ComfyUI": Workflow(),
     "scaled fp8": Workflow(model=f"{OF_FORMATS['scaled fp8']}.safetensors"),
     "int8": Workflow(model=f"{OF_FORMATS['int8']}.safetensors", attention="ComfyUI"),
     "GGUF": Workflow(model="Q8_0.gguf"),
 }
-"""Networks and formats of one model. int8 turns last bits into levels of quantisation, so it is on one rank alone, with
+"""Formats of one model. int8 turns last bits into levels of quantisation, so it is on one rank alone, with
 ComfyUI's attention."""
 
 
@@ -77,14 +76,12 @@ class Row:
     @property
     def workflow(self) -> Workflow:
         """With Load Diffusion Model."""
-        file = FILES[self.file]
-        return replace(NODES[self.by], sampler=self.sampler, model=MODEL if file.model == FOLDER else file.model)
+        return replace(NODES[self.by], sampler=self.sampler, model=FILES[self.file].model)
 
     @property
     def parallel(self) -> Workflow:
         """Over the ranks."""
-        file = FILES[self.file]
-        return replace(self.workflow, loader=f"cpu:{self.ranks}", model=file.model, attention=file.attention)
+        return replace(self.workflow, loader=f"cpu:{self.ranks}", attention=FILES[self.file].attention)
 
 
 def rows() -> Iterator[Row]:

@@ -15,7 +15,7 @@ from tests.tiny_lora import FLUX, FLUX_DIFFUSERS, KINDS, SD3, SD3_DIFFUSERS, Lay
 
 from .older_host import name_version
 from .test_graph_stays_a_graph import pool_pids
-from .workflow import FOLDER, MODEL, SAMPLER, SAVE, Prompt, Workflow, link, node
+from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node
 
 pytestmark = pytest.mark.host
 
@@ -89,17 +89,14 @@ def assert_same(ours: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 BASE = Workflow(steps=2)
-NETWORKS = {"diffusers": FOLDER, "ComfyUI": MODEL}
-"""Each runs what it reads of one model."""
 
 
-@pytest.mark.long_but_for("ComfyUI-lokr", "ComfyUI-dora", "diffusers-lora")
-@pytest.mark.slow_but_for("ComfyUI-lokr")
+@pytest.mark.long_but_for("lokr", "dora")
+@pytest.mark.slow_but_for("lokr")
 @pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("network", NETWORKS)
-def test_every_kind_gives_what_load_diffusion_model_gives(host, network, file):
+def test_every_kind_gives_what_load_diffusion_model_gives(host, file):
     wanted = latent(host, BASE, Lora(file))
-    ours = latent(host, replace(BASE.on("cpu:2"), model=NETWORKS[network]), Lora(file))
+    ours = latent(host, BASE.on("cpu:2"), Lora(file))
     assert_same(ours, wanted)
     changed = (wanted - latent(host, BASE)).abs().max() > 10 * TOLERANCE * wanted.abs().max()
     assert changed == (file != "nothing")
@@ -112,11 +109,9 @@ def run_anew(host, workflow: Workflow, *loras: Lora) -> torch.Tensor:
     return host.latent(run, SAVE)
 
 
-@pytest.mark.long_but_for("ComfyUI")
 @pytest.mark.slow
-@pytest.mark.parametrize("network", NETWORKS)
-def test_strengths_change_files_stack_and_what_is_removed_leaves_nothing(host, network):
-    parallel = replace(BASE.on("cpu:2"), model=NETWORKS[network])
+def test_strengths_change_files_stack_and_what_is_removed_leaves_nothing(host):
+    parallel = BASE.on("cpu:2")
     strong, negative, other = Lora("lora", 1.2), Lora("lora", -0.6), Lora("diffusers names", 0.9)
     sets = [(), (strong,), (negative,), (strong, other), (other,), (strong,), (Lora("set"), other), ()]
     ours = [run_anew(host, parallel, *loras) for loras in sets]
@@ -160,22 +155,19 @@ def test_every_plan_has_the_patched_weights(host, name):
 BYPASSED = ("lora", "loha", "lokr", "boft", "diff")
 
 
-@pytest.mark.long_but_for("diffusers-diff")
+@pytest.mark.long_but_for("diff")
 @pytest.mark.slow
 @pytest.mark.parametrize("file", BYPASSED)
-@pytest.mark.parametrize("network", NETWORKS)
-def test_a_bypass_lora_acts_beside_its_layers(host, network, file):
+def test_a_bypass_lora_acts_beside_its_layers(host, file):
     lora = Lora(file, 0.7, "LoraLoaderBypassModelOnly")
-    parallel = replace(BASE.on("cpu:2"), model=NETWORKS[network])
+    parallel = BASE.on("cpu:2")
     assert_same(latent(host, parallel, lora), latent(host, BASE, lora))
     assert_same(run_anew(host, parallel), latent(host, BASE))
 
 
-@pytest.mark.long_but_for("ComfyUI")
 @pytest.mark.slow
-@pytest.mark.parametrize("network", NETWORKS)
-def test_a_bypass_that_fails_in_comfyui_is_refused_by_name_and_the_pool_lives(host, network):
-    parallel = replace(BASE.on("cpu:2"), model=NETWORKS[network])
+def test_a_bypass_that_fails_in_comfyui_is_refused_by_name_and_the_pool_lives(host):
+    parallel = BASE.on("cpu:2")
     for file in ("oft", "glora"):
         run = host.run(with_loras(parallel.prompt(), Lora(file, 0.7, "LoraLoaderBypassModelOnly")))
         assert run.error is not None
@@ -221,12 +213,11 @@ def with_hooks(prompt: Prompt) -> Prompt:
 
 
 @pytest.mark.long  # CI has them beside a ControlNet, in test_lora_combined.py
-@pytest.mark.parametrize("network", NETWORKS)
-def test_hooks_give_each_prompt_its_weights_on_their_schedule(host, network):
+def test_hooks_give_each_prompt_its_weights_on_their_schedule(host):
     workflow = replace(BASE, cfg=3.0, steps=4)
     lora = Lora("peft", 0.3)
     prompts = [with_loras(with_hooks(each.prompt()), lora)
-               for each in (replace(workflow.on("cpu:2"), model=NETWORKS[network]), workflow)]  # fmt: skip
+               for each in (workflow.on("cpu:2"), workflow)]  # fmt: skip
     ours, wanted = (host.latent(host.run(prompt), SAVE) for prompt in prompts)
     assert_same(ours, wanted)
     without = latent(host, workflow, lora)
@@ -264,10 +255,8 @@ def test_an_adapter_that_no_rank_has_is_refused_at_its_node(host):
     assert "OwnAdapter" in run.error["exception_message"]
 
 
-@pytest.mark.long_but_for("ComfyUI")
 @pytest.mark.slow
-@pytest.mark.parametrize("network", NETWORKS)
-def test_another_model_as_a_lora_of_one_prompt(host, network):
+def test_another_model_as_a_lora_of_one_prompt(host):
     folder = host.base / "models"
     tensors = load_file(folder / "diffusion_models" / "plan.safetensors")
     whole = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
@@ -283,7 +272,7 @@ def test_another_model_as_a_lora_of_one_prompt(host, network):
         prompt["positive"] = hooked("text", "hook")
         return prompt
 
-    parallel = replace(BASE.on("cpu:2"), model=NETWORKS[network])
+    parallel = BASE.on("cpu:2")
     ours, wanted = (host.latent(host.run(graph(each)), SAVE) for each in (parallel, BASE))
     assert_same(ours, wanted)
     assert (wanted - latent(host, BASE, Lora("peft", 0.3))).abs().max() > 10 * TOLERANCE * wanted.abs().max()

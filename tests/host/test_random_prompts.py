@@ -17,7 +17,7 @@ from tests.tiny_lora import FLUX, SD3, write_lora
 from .comfy_host import ComfyHost, Run
 from .test_graph_stays_a_graph import pool_pids
 from .test_lora import Lora, assert_same, with_loras
-from .workflow import FOLDER, MODEL, SAMPLER, SAVE, Workflow
+from .workflow import MODEL, SAMPLER, SAVE, Workflow
 
 pytestmark = pytest.mark.host
 
@@ -58,8 +58,6 @@ class Artist:
         parallel = self._workflow.on(
             self._draw({"cpu:1": 1, "cpu:2": 4, "cpu:3": 1}), self._draw({"KSampler": 3, "ParallelSampler": 2})
         )
-        if parallel.model == MODEL and not self._draw({True: 4, False: 1}):
-            parallel = replace(parallel, model=FOLDER)  # the same weights
         self.done.append(f"{parallel} {self._loras} {meanwhile.__name__ if meanwhile else ''}")
         self._acted = False
         run = self._host.run(with_loras(parallel.prompt(), *self._loras), meanwhile)

@@ -11,7 +11,7 @@ import pytest
 
 from nodes.run_notices import IN_TURN
 
-from .workflow import FOLDER, MODEL, SAVE, Workflow, sampled_in_pool
+from .workflow import SAVE, Workflow, sampled_in_pool
 
 pytestmark = pytest.mark.host
 
@@ -132,21 +132,18 @@ def test_one_rank_gives_the_same_latent(host, sampler_node):
     compare(host, workflow, workflow.on("cpu:1", sampler_node))
 
 
-@pytest.mark.long_but_for("KSampler-dpmpp_2m-False-tiny.safetensors", "ParallelSampler-uni_pc-True-tiny-pipeline/")
+@pytest.mark.long_but_for("KSampler-dpmpp_2m-False", "ParallelSampler-uni_pc-True")
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [MODEL, FOLDER])
 @pytest.mark.parametrize(
     ("sampler_node", "sampler", "in_turn"),
     [("KSampler", "dpmpp_2m", False), ("ParallelSampler", "dpmpp_2m", False), ("ParallelSampler", "uni_pc", True)],
 )
 def test_stages_that_are_exact_give_the_same_latent_and_say_where_they_run_in_turn(
-    host, sampler_node, sampler, in_turn, model
+    host, sampler_node, sampler, in_turn
 ):
     """Per step the stages run one after the other; in the pool all steps are warm-up here."""
     workflow = Workflow(cfg=4.0, lengths=(9, 5), sampler=sampler)
-    texts = compare(
-        host, workflow, replace(workflow.on("cpu:2", sampler_node), model=model, stages=(2, 3, workflow.steps))
-    )
+    texts = compare(host, workflow, replace(workflow.on("cpu:2", sampler_node), stages=(2, 3, workflow.steps)))
     said = [text for node, text in texts if node == "sampler"]
     assert (IN_TURN in said[-1]) is in_turn  # what stays on the node
 
@@ -162,7 +159,7 @@ def test_stale_keys_change_the_picture_a_little_and_the_next_picture_comes(host)
 
 @pytest.mark.long_but_for("prefixed.safetensors")
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [FOLDER, "diffusers.safetensors", "prefixed.safetensors"])
+@pytest.mark.parametrize("model", ["diffusers.safetensors", "prefixed.safetensors"])
 def test_every_layout_of_the_same_weights_gives_the_same_latent(host, model):
     workflow = Workflow(sampler="dpmpp_2m", cfg=4.0)
     other = Workflow(sampler="dpmpp_2m", cfg=4.0, loader="cpu:2", model=model)

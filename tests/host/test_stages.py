@@ -11,7 +11,7 @@ import torch
 from tests.parallel_runtime.pipefusion_emulator import emulate
 from tests.tiny_flux import make_state_dict, tiny_config
 
-from .workflow import FOLDER, SAVE, Prompt, Workflow, link, node
+from .workflow import SAVE, Prompt, Workflow, link, node
 
 pytestmark = pytest.mark.host
 
@@ -31,7 +31,6 @@ def _simple_sigmas(steps: int, count: int = 10000, shift: float = 1.15) -> torch
 
 _CASES = {
     "KSampler": Workflow(),
-    "KSampler, diffusers": Workflow(model=FOLDER),
     "BasicGuider": Workflow(sampler_node="SamplerCustomAdvanced"),
     "CFGGuider": Workflow(sampler_node="SamplerCustomAdvanced", cfg=4.0),
 }

@@ -16,7 +16,7 @@ from .find_host import SHIM, find_host
 from .host_models import write_models
 from .small_files import write_small_files
 from .test_graph_stays_a_graph import pool_pids
-from .workflow import FOLDER, SAVE, Prompt, Workflow, link, node, sampled_in_pool
+from .workflow import SAVE, Prompt, Workflow, link, node, sampled_in_pool
 
 pytestmark = [pytest.mark.host, pytest.mark.slow]
 
@@ -101,11 +101,3 @@ def test_a_checkpoint(without):
     inputs = {"weight_dtype": "default", "parallel_config": link("config")}
     parallel["model"] = node("ParallelCheckpointLoader", ckpt_name=file.name, **inputs)
     compare(without, native, parallel)
-
-
-def test_what_needs_diffusers_is_refused_in_a_sentence(without):
-    run = without.run(Workflow(loader="cpu:2", model=FOLDER).prompt())
-    assert run.error is not None
-    said = run.error["exception_message"]
-    assert "needs the Python package diffusers (0.42 or newer), which is not installed." in said
-    assert 'pip install ".[diffusers]"' in said

@@ -7,7 +7,7 @@ from typing import Any
 
 Prompt = dict[str, dict[str, Any]]
 
-MODEL, FOLDER = "tiny.safetensors", "tiny-pipeline/"
+MODEL = "tiny.safetensors"
 OF_FLUX = ("schnell.safetensors", "canny.safetensors")
 """Files that are FLUX.1 in every ComfyUI."""
 SAVE, SAMPLER, LOADER = "save", "sampler", "loader"

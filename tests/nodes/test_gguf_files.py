@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodes.model_files import choose_network, find_gguf_pack, list_gguf_files
+from nodes.model_files import find_gguf_pack, list_gguf_files, open_model_file
 from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
 from parallel_runtime.loading.gguf_pack import open_pack
 
@@ -23,12 +23,12 @@ def file(tmp_path):
 
 def test_without_the_pack_the_error_names_it(file):
     with pytest.raises(UnsupportedModelError, match="a GGUF file, which ComfyUI reads with the pack ComfyUI-GGUF"):
-        choose_network(file)
+        open_model_file(file)
 
 
 def test_what_would_change_its_weights_is_refused(file):
     with pytest.raises(UnsupportedModelError, match="weights stay as they are: .*fp8_e5m2 does not take them"):
-        choose_network(file, "fp8_e5m2")
+        open_model_file(file, "fp8_e5m2")
 
 
 def test_files_are_listed_with_their_folders(file, tmp_path):

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from parallel_runtime.loading.checkpoint import open_checkpoint
+from parallel_runtime.loading.host_file import open_host_file
 from parallel_runtime.networks.diffusers.sd3 import SD3
 from parallel_runtime.patching.patch_data import UNPATCHED
 from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
-from tests.tiny_model import write_diffusers_folder
+from tests.tiny_model import write_original
 from tests.tiny_sd3 import tiny_config
 
 pytestmark = [pytest.mark.host, pytest.mark.skipif(find_comfyui() is None, reason=HOW)]
@@ -21,8 +21,7 @@ pytestmark = [pytest.mark.host, pytest.mark.skipif(find_comfyui() is None, reaso
 
 def test_a_model_goes_with_the_last_reference_to_it(tmp_path):
     (remote_model,) = import_with_comfyui("nodes.remote_model")
-    path = write_diffusers_folder(SD3, tmp_path / "model", tiny_config())
-    file = remote_model.recognise(open_checkpoint(path))
+    file = open_host_file(write_original(SD3, tmp_path / "model.safetensors", tiny_config()))
     remote = SimpleNamespace(patches=UNPATCHED, model=None)
     patcher = remote_model.build_model(file, *remote_model.choose_types(file, "bf16"), remote)
     model = weakref.ref(patcher.model)

@@ -11,7 +11,6 @@ from nodes.transformer_call import TransformerCall, read_call, split_branches, s
 from nodes.transportable import (
     call_obstacles,
     condition_obstacles,
-    forward_obstacles,
     loop_obstacles,
     option_obstacles,
     plain_options,
@@ -49,29 +48,29 @@ def test_a_plain_graph_has_no_obstacles():
         "patches": {},
         "rope_options": {"scale_x": 1.0, "shift_y": 0.0},
     }
-    assert forward_obstacles(options) == []
+    assert option_obstacles(options) == []
     assert loop_obstacles({"transformer_options": options, "disable_cfg1_optimization": True}) == []
     assert condition_obstacles({"positive": [{"strength": 1.0, "pooled_output": 1}], "negative": [{}]}) == []
     assert weight_obstacles(**NO_CHANGES) == []
 
 
 @pytest.mark.parametrize(
-    ("options", "name"),
+    "options",
     [
-        ({"patches": {"attn1_patch": [print]}}, "patches inside"),
-        ({"patches_replace": {"dit": {("double_block", 0): print}}}, "replaced attention"),
-        ({"optimized_attention_override": print}, "attention function"),
-        ({"rope_options": {"scale_x": 2.0}}, "RoPE"),
-        ({"rope_options": {"shift_t": 0.5}}, "RoPE"),
+        {"patches": {"attn1_patch": [print]}},
+        {"patches_replace": {"dit": {("double_block", 0): print}}},
+        {"rope_options": {"scale_x": 2.0}},
     ],
 )
-def test_what_acts_inside_of_the_transformer_is_named(options, name):
-    assert name in " ".join(forward_obstacles(options))
-    told = loop_obstacles({"transformer_options": options})
-    if name == "attention function":
-        assert name in " ".join(told)
-    else:  # a loop is as a step: ComfyUI's own network takes it, and diffusers' refuses it
-        assert told == []
+def test_what_acts_inside_of_the_transformer_travels_with_a_loop_as_with_a_step(options):
+    assert option_obstacles(options) == []
+    assert loop_obstacles({"transformer_options": options}) == []
+
+
+def test_another_attention_function_is_named():
+    options = {"optimized_attention_override": print}
+    assert "attention function" in " ".join(option_obstacles(options))
+    assert "attention function" in " ".join(loop_obstacles({"transformer_options": options}))
 
 
 @pytest.mark.parametrize(

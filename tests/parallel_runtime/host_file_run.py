@@ -49,7 +49,7 @@ def look_at_wrong_ones(rank: int, world_size: int, comfyui: str, files: list[str
     import comfy.ldm.flux.model as flux
     import comfy.supported_models
 
-    from nodes.model_files import choose_network
+    from nodes.model_files import open_model_file
     from parallel_runtime.loading.comfyui_network import load_network
 
     whole, misshapen, strange, lacking = files
@@ -62,8 +62,8 @@ def look_at_wrong_ones(rank: int, world_size: int, comfyui: str, files: list[str
     def load(path: str) -> Any:
         return load_network(open_host_file(path), torch.float32, False, lambda done, total: None)
 
-    found = [_said(describe, whole), _said(load, misshapen), _said(lambda path: choose_network(Path(path)), strange)]
-    found += [choose_network(Path(path))[1] for path in (whole, lacking)]
+    found = [_said(describe, whole), _said(load, misshapen), _said(lambda path: open_model_file(Path(path)), strange)]
+    found += [open_model_file(Path(path))[1] for path in (whole, lacking)]
 
     class Newer(flux.DoubleStreamBlock):
         def forward(self, img: Any, txt: Any, vec: Any, pe: Any, registers: Any = None) -> Any:
@@ -79,7 +79,7 @@ def look_at_wrong_ones(rank: int, world_size: int, comfyui: str, files: list[str
     TheirModel.__qualname__ = "TheirModel"
     TheirModel.__module__ = "/home/me/ComfyUI/custom_nodes/other_pack/models"
     comfy.supported_models.models.insert(0, TheirModel)
-    found.append(_said(lambda path: choose_network(Path(path)), whole))
+    found.append(_said(lambda path: open_model_file(Path(path)), whole))
     return {"said": found}
 
 

@@ -62,7 +62,7 @@ function model(each, pool, act) {
     "div",
     { class: "pdit-item" },
     h("div", { class: "pdit-row" }, h("span", { class: "pdit-name" }, each.name), h("span", { class: "pdit-chip" }, word(each.state))),
-    h("p", { class: "pdit-small" }, `${each.dtype}, ${each.network}, ${word("each", { size: bytes(each.bytes_per_rank) })}`),
+    h("p", { class: "pdit-small" }, `${each.dtype}, ${each.family}, ${word("each", { size: bytes(each.bytes_per_rank) })}`),
     h("div", { class: "pdit-bar" }, button("park"), button("unload")),
   );
 }
