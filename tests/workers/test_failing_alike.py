@@ -48,19 +48,16 @@ def be_done(job: ActiveJob, rank: int, launched: Launched | None = None) -> None
 def test_ranks_that_launched_the_same_have_failed_alike():
     job = running()
     fail(job, 1, counts(7))
-    assert job.failing
-    assert not job.broken
-    assert not job.failed_alike
+    assert job.outcome == "failing"
     fail(job, 0, counts(7))
-    assert job.failed_alike
-    assert not job.broken
+    assert job.outcome == "alike"
 
 
 def test_what_failed_on_one_rank_is_told_and_not_that_others_stopped_for_it():
     job = running()
     fail(job, 0, counts(7), consequence=True)
     fail(job, 1, counts(7))
-    assert job.failed_alike
+    assert job.outcome == "alike"
     assert job.failure.rank == 1
 
 
@@ -69,34 +66,31 @@ def test_ranks_that_launched_something_else_or_do_not_know_have_not(other):
     job = running()
     fail(job, 0, counts(7))
     fail(job, 1, other)
-    assert job.broken
-    assert not job.failed_alike
+    assert job.outcome == "broken"
 
 
 def test_one_that_ran_the_job_through_was_not_alike():
     job = running()
     be_done(job, 1)
     fail(job, 0, counts(7))
-    assert job.broken
+    assert job.outcome == "broken"
 
 
 def test_a_rank_outside_of_the_plan_has_nothing_to_fail_in():
     job = running(3)
     be_done(job, 2, counts(7, ranks=3))
     fail(job, 0, counts(7, 4, ranks=3))
-    assert job.failing
+    assert job.outcome == "failing"
     fail(job, 1, counts(7, 4, ranks=3))
-    assert job.failed_alike
+    assert job.outcome == "alike"
 
 
 def test_calls_that_no_rank_keeps_are_waited_for_as_long_as_it_takes():
     job = running()
     fail(job, 0, None, unbegun=True)
-    assert not job.broken
-    assert not job.failing
+    assert job.outcome == "open"
     fail(job, 1, None, unbegun=True)
-    assert job.unbegun
-    assert not job.broken
+    assert job.outcome == "unbegun"
 
 
 def test_the_artist_reads_what_the_model_said():

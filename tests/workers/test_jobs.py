@@ -99,16 +99,16 @@ def test_a_step_ends_without_harm_only_if_every_rank_refused_it():
     def failed(rank: int, unbegun: bool = True) -> Frame:
         return Frame(Failed(1, rank, ErrorInfo("NotLoadedError", "", ""), unbegun=unbegun), b"", None)
 
-    for frames, unbegun, broken in (
-        ([failed(0)], False, False),
-        ([failed(0), failed(1)], True, False),
-        ([failed(0), failed(1, False)], False, True),
-        ([failed(0), Frame(Done(1, 1, Finished()), b"", None)], False, True),
+    for frames, outcome in (
+        ([failed(0)], "open"),
+        ([failed(0), failed(1)], "unbegun"),
+        ([failed(0), failed(1, False)], "broken"),
+        ([failed(0), Frame(Done(1, 1, Finished()), b"", None)], "broken"),
     ):
         job = ActiveJob(1, 2, "running")
         for frame in frames:
             job.answer(frame)
-        assert (job.unbegun, job.broken) == (unbegun, broken)
+        assert job.outcome == outcome
 
 
 def test_every_message_has_somebody_who_answers_it():

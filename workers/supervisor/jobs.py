@@ -15,7 +15,7 @@ from parallel_runtime.said import said
 
 from ..pool_log import PoolLog
 from ..wire.connection import Endpoint
-from ..wire.error_info import of_all_ranks
+from ..wire.error_info import ErrorInfo, of_all_ranks
 from ..wire.frames import Frame
 from ..wire.protocol import Abandon, Cancel, Done, Failed, Job, Launched, Ready, Run
 from .members import Members
@@ -26,10 +26,17 @@ ALIKE_SECONDS = 5.0
 run them so. Less costs a pool that could have lived; more is waited for in vain where one rank failed alone."""
 
 
+Outcome = Literal["open", "ready", "refused", "finished", "unbegun", "failing", "alike", "broken"]
+"""`open`: not all have answered. `ready`, `refused`: all have prepared it, or one could not. `finished`: all have run
+it. `unbegun`: all have refused a call that was not prepared. `failing`: a rank failed in the run, and the others may
+fail alike. `alike`: all have failed, or had no part, and launched the same exchanges, so that none waits for another.
+`broken`: one failed, and what the others are waiting for is not known, or not the same."""
+
+
 @dataclass
 class ActiveJob:
-    """A job's way through the two phases, without any input or output: `preparing` ends when every rank said `Ready` or
-    `Failed`; `running` when every rank said `Done`, or one `Failed`."""
+    """A job's way through the two phases, without any input or output: `outcome` says when one
+    ends."""
 
     number: int
     world_size: int
@@ -69,11 +76,6 @@ class ActiveJob:
             self.launched[message.rank] = message.launched
 
     @property
-    def prepared(self) -> bool:
-        """Every rank has answered the first phase."""
-        return len(self.ready) + len(self.failed) == self.world_size
-
-    @property
     def agreed(self) -> dict[str, int]:
         """The least of what the ranks offered under each name."""
         least: dict[str, int] = {}
@@ -83,31 +85,20 @@ class ActiveJob:
         return least
 
     @property
-    def unbegun(self) -> bool:
-        """Every rank has refused a call that was not prepared: none waits for another."""
-        return len(self.failed) == self.world_size and all(failed.unbegun for failed in self.failed.values())
-
-    @property
-    def broken(self) -> bool:
-        """A rank failed while others run, and what they are waiting for is not known, or not the same."""
-        if self.phase != "running" or not self.failed:
-            return False
-        answered = {*self.failed, *self.done}
+    def outcome(self) -> Outcome:
+        """What the answers so far come to."""
+        answered = {*self.failed, *(self.ready if self.phase == "preparing" else self.done)}
+        everyone = len(answered) == self.world_size
+        if self.phase == "preparing":
+            return "open" if not everyone else "refused" if self.failed else "ready"
+        if not self.failed:
+            return "finished" if everyone else "open"
         unbegun = [failed.unbegun for failed in self.failed.values()]
         if any(unbegun):
-            return bool(self.done) or not all(unbegun)
-        return answered != self.launched.keys() or (len(answered) == self.world_size and not self._alike)
-
-    @property
-    def failed_alike(self) -> bool:
-        """Every rank has failed, or had no part, and none waits for another: they have launched the same exchanges."""
-        every = len(self.launched) == self.world_size
-        return self.phase == "running" and bool(self.failed) and every and self._alike
-
-    @property
-    def failing(self) -> bool:
-        """A rank failed in the run, and the others may fail alike."""
-        return self.phase == "running" and not self.broken and any(not each.unbegun for each in self.failed.values())
+            return "broken" if self.done or not all(unbegun) else "unbegun" if everyone else "open"
+        if self.launched.keys() != answered or (everyone and not self._alike):
+            return "broken"
+        return "alike" if everyone else "failing"
 
     @property
     def _alike(self) -> bool:
@@ -117,11 +108,6 @@ class ActiveJob:
             for key, count in own.items()
             for rank in key[0]
         )
-
-    @property
-    def finished(self) -> bool:
-        """Every rank has run the job."""
-        return self.phase == "running" and len(self.done) == self.world_size
 
     @property
     def failure(self) -> Failed:
@@ -171,41 +157,39 @@ class Jobs:
             await self._advance(job)
 
     async def _advance(self, job: ActiveJob) -> None:
-        if job.phase == "preparing" and job.prepared:
-            if job.failed:
-                await self._abandon(job)
-            else:
-                job.phase = "running"
-                self.stall.start(self._members.size, time.monotonic())
-                await self._members.tell(Run(job.number, job.agreed))
-                if job.cancelled:
-                    await self._members.tell(Cancel(job.number))
-        elif job.unbegun:
-            self._rest()
-            await self._client.send(job.failure)
-        elif job.broken:
-            self.blame(job)
-            return
-        elif job.failed_alike:
-            await self._end_failed(job)
-            return
-        elif job.failing:
-            seconds = min(ALIKE_SECONDS, self.stall.floor / 2)  # what failed is told, not that nothing went on
-            asyncio.get_running_loop().call_later(seconds, self.blame, job)
-            return
-        if job.finished:
+        outcome = job.outcome
+        if outcome == "ready":
+            job.phase = "running"
+            self.stall.start(self._members.size, time.monotonic())
+            await self._members.tell(Run(job.number, job.agreed))
+            if job.cancelled:
+                await self._members.tell(Cancel(job.number))
+        elif outcome == "finished":
             assert job.result is not None  # rank 0 is one of them
             self._rest()
             await self._client.forward(job.result)
+        elif outcome == "unbegun":
+            self._rest()
+            await self._client.send(job.failure)
+        elif outcome == "refused":
+            error = job.failure.error
+            error = msgspec.structs.replace(error, fix=error.fix or said("The log is {log}.", log=self._log.path))
+            await self._abandon(job, error, fits=tuple(sorted(job.ready)))
+        elif outcome == "alike":
+            error = of_all_ranks(job.failure.error, str(self._log.path))
+            self._log.write(f"job {job.number} failed on every rank alike: {error.cause}")
+            await self._abandon(job, error)
+        elif outcome == "broken":
+            self.blame(job)
+        elif outcome == "failing":
+            seconds = min(ALIKE_SECONDS, self.stall.floor / 2)  # what failed is told, not that nothing went on
+            asyncio.get_running_loop().call_later(seconds, self.blame, job)
 
-    async def _abandon(self, job: ActiveJob) -> None:
+    async def _abandon(self, job: ActiveJob, error: ErrorInfo, fits: tuple[int, ...] = ()) -> None:
+        """The job ends on every rank, also on those that had no part or could do it, and the pool lives."""
         await self._members.tell(Abandon(job.number))
         self._rest()
-        failure = job.failure
-        error = failure.error
-        if not error.fix:
-            error = msgspec.structs.replace(error, fix=said("The log is {log}.", log=self._log.path))
-        await self._client.send(msgspec.structs.replace(failure, error=error, fits=tuple(sorted(job.ready))))
+        await self._client.send(msgspec.structs.replace(job.failure, error=error, fits=fits, launched=None))
 
     def blame(self, job: ActiveJob | None) -> None:
         """Tell of the ranks that have failed in a job's run, if it goes on: the others do not fail alike."""
@@ -213,15 +197,6 @@ class Jobs:
             for failed in job.failed.values():
                 if not failed.unbegun:
                     self._on_failure(failed)
-
-    async def _end_failed(self, job: ActiveJob) -> None:
-        """Every rank failed alike: the job ends, and the pool lives."""
-        await self._members.tell(Abandon(job.number))  # those that had no part let go of calls as well
-        self._rest()
-        failure = job.failure
-        error = of_all_ranks(failure.error, str(self._log.path))
-        self._log.write(f"job {job.number} failed on every rank alike: {error.cause}")
-        await self._client.send(msgspec.structs.replace(failure, error=error, launched=None))
 
     def _rest(self) -> None:
         self.active = None

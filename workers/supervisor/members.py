@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import os
 import socket
 import struct
@@ -20,7 +21,6 @@ from ..processes import DUMP_STACKS, die_with_parent, is_descendant
 from ..wire.connection import Endpoint
 from ..wire.frames import Frame, FrameError
 from ..wire.protocol import Hello, Message, Online
-from .verdict import Blame
 
 HELLO_SECONDS = 10.0
 ACCEPT_PAUSE_SECONDS = 0.2
@@ -28,6 +28,17 @@ POLL_SECONDS = 0.1
 PUMP_SECONDS = 1.0
 BACKLOG = 512
 """Connections that the kernel holds until they are accepted: no fewer when a pool is small."""
+
+
+class Blame(enum.IntEnum):
+    """Signs of a failure, likeliest cause first: one failure shows in many places at once."""
+
+    HOST_LOST = 0
+    TORCHRUN_KILLED = 1
+    RANK_FAILED = 2
+    RANK_ENDED = 3
+    PROCESS_ENDED = 4
+    COLLECTIVE_BROKE = 5
 
 
 class Members:

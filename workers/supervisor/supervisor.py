@@ -36,11 +36,12 @@ from ..wire.error_info import ErrorInfo, describe
 from ..wire.frames import Frame
 from ..wire.protocol import Failed, Heartbeat, PoolState, Status
 from .jobs import Jobs
-from .members import BACKLOG, Members
+from .members import BACKLOG, Blame, Members
 from .stall import FLOOR_SECONDS, TICK_SECONDS
-from .verdict import BLAME_SECONDS, Blame, Verdict
 
 START_SECONDS = 300.0
+BLAME_SECONDS = 0.3
+"""So long after the first sign of a failure the others are waited for."""
 EXIT_GRACE_SECONDS = 2.0
 DUMP_SECONDS = 0.7
 REPORT_SECONDS = 5.0
@@ -62,7 +63,7 @@ class Supervisor:
         self.error: ErrorInfo | None = None
         self.ended = asyncio.Event()
         self._parent = parent
-        self._verdict = Verdict()
+        self._signs: list[tuple[Blame, ErrorInfo]] = []  # of a failure, in the order in which they were noticed
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -193,20 +194,23 @@ class Supervisor:
         self._suspect(blame, msgspec.structs.replace(failed.error, fix=fix))
 
     def _lost(self, blame: Blame, what: Said, unread_by: int | None) -> None:
-        if unread_by is not None and self.jobs.active is not None and not self._verdict.of_rank:
+        # Where a rank has failed by itself, or ended, another that ends from now on does so in consequence.
+        first = not any(sign in (Blame.HOST_LOST, Blame.RANK_FAILED, Blame.RANK_ENDED) for sign, _ in self._signs)
+        if unread_by is not None and self.jobs.active is not None and first:
             self.jobs.active.note_unread(unread_by)
         self._suspect(blame, self._loss(what))
 
     def _suspect(self, blame: Blame, error: ErrorInfo) -> None:
         """Something failed. What failed first makes the rest fail: wait a moment, then name the likeliest cause."""
-        if self._verdict.note(blame, error) and not self.ended.is_set():
+        self._signs.append((blame, error))
+        if len(self._signs) == 1 and not self.ended.is_set():
             self.jobs.close()  # what comes now is for another pool
             self._watch(self._judge())
 
     async def _judge(self) -> None:
         await asyncio.sleep(BLAME_SECONDS)
         self.jobs.blame(self.jobs.active)
-        self._die(self._verdict.cause)
+        self._die(min(self._signs, key=lambda sign: sign[0])[1])  # of several alike the one that was noticed first
 
     def _die(self, error: ErrorInfo) -> None:
         """The unit of failure is the pool: whatever failed, nothing in it is trusted any more."""
