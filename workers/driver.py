@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
-_PCIE: Mapping[str, str] = MappingProxyType(
-    {
-        "NVML_TOPOLOGY_INTERNAL": "PCIe, one switch between",
-        "NVML_TOPOLOGY_SINGLE": "PCIe, one switch between",
-        "NVML_TOPOLOGY_MULTIPLE": "PCIe, several switches between",
-        "NVML_TOPOLOGY_HOSTBRIDGE": "PCIe, through the CPU",
-        "NVML_TOPOLOGY_NODE": "PCIe, through the CPU and its host bridges",
-        "NVML_TOPOLOGY_SYSTEM": "PCIe, from one CPU socket to another",
-    }
-)
+_PCIE = {
+    "NVML_TOPOLOGY_INTERNAL": "PCIe, one switch between",
+    "NVML_TOPOLOGY_SINGLE": "PCIe, one switch between",
+    "NVML_TOPOLOGY_MULTIPLE": "PCIe, several switches between",
+    "NVML_TOPOLOGY_HOSTBRIDGE": "PCIe, through the CPU",
+    "NVML_TOPOLOGY_NODE": "PCIe, through the CPU and its host bridges",
+    "NVML_TOPOLOGY_SYSTEM": "PCIe, from one CPU socket to another",
+}
 """NVML's nearest common ancestor of two GPUs, in words."""
 
 

@@ -7,6 +7,7 @@ which GPUs they are, without taking memory on any.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import torch
 
@@ -67,8 +69,12 @@ def recall(spec: PoolSpec, gpus: Sequence[Any], memory_bytes: int, link: LinkFac
     assumed = known_gpu(gpus[0].name, int(memory_bytes * _USABLE), link)
     if spec.hosts > 1:
         assumed = replace(assumed, network=ETHERNET, ranks_per_host=len(spec.devices))
-    entry = measured.recall(_folder(), _key(spec, gpus, link))
-    return (_facts(entry, assumed.memory_bytes) if isinstance(entry, dict) else None) or assumed
+    kept = measured.recall(_folder(), _key(spec, gpus, link))
+    with contextlib.suppress(KeyError, TypeError, msgspec.ValidationError):  # nothing, or what another version wrote
+        if "host_rate" in kept and "route" in kept["link"]:  # which were not measured once
+            # With today's memory. (The ranks know speeds when they have started.)
+            return replace(msgspec.convert(kept, MachineFacts), memory_bytes=assumed.memory_bytes, speeds=())
+    return assumed
 
 
 def _properties(spec: PoolSpec) -> list[Any]:
@@ -85,16 +91,3 @@ def _key(spec: PoolSpec, gpus: Sequence[Any], link: LinkFacts) -> str:
     which = ", ".join(sorted(f"{gpu.name} {getattr(gpu, 'uuid', '')}" for gpu in gpus))
     reach = ("no P2P" if is_on("host") else "no P2P, NCCL alone") if link.name == HOST_MEMORY.name else "P2P"
     return f"ranks | {spec.hosts} hosts of {which} | {reach} | {measured.software()}"
-
-
-def _facts(entry: dict[str, Any], memory_bytes: int) -> MachineFacts | None:
-    """What was kept, with today's memory; None where another version wrote it. (The ranks know speeds when they have
-    started.)"""
-    try:
-        link, network = LinkFacts(**entry["link"]), LinkFacts(**entry["network"]) if entry["network"] else None
-        current = {"link": link, "network": network, "memory_bytes": memory_bytes, "speeds": ()}
-        if "host_rate" not in entry or "route" not in entry["link"]:
-            return None  # a version that did not measure the host's rate, or the way through its memory
-        return MachineFacts(**{**entry, **current})
-    except (KeyError, TypeError):
-        return None

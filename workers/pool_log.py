@@ -38,9 +38,7 @@ class PoolLog:
 
     def __init__(self, path: Path):
         self.path = path
-        # Neither a full disk nor a folder that cannot be made may end the pool: the last lines are kept in memory.
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # Neither a full disk nor a folder that is not there may end the pool: the last lines are kept in memory.
         self._handler = _OwnFile(path, maxBytes=_ROTATE_BYTES, backupCount=_ROTATED, encoding="utf-8", delay=True)
         self._handler.handleError = lambda record: None  # type: ignore[method-assign]
         self._lines: deque[str] = deque(maxlen=_TAIL_LINES)

@@ -13,7 +13,7 @@ from nodes.doctor_process import COMMAND, PACK_ROOT, Verdict, run_doctor
 from parallel_runtime.errors import ConfigurationError, PoolError
 from parallel_runtime.requests.control import Cancelled
 from tests.patience import SOON
-from workers.doctor.doctor import parse_arguments
+from workers.doctor.__main__ import parse_arguments
 
 
 def never() -> bool:

@@ -70,7 +70,7 @@ class FaultyPool:
     def is_as_new(self) -> bool:
         """It runs, and has nothing to do."""
         pool, status = self.client.pool, self.client.status()
-        return pool is not None and pool.settled and status is not None and status.state == "idle"
+        return pool is not None and pool.life.state != "cancelled" and status is not None and status.state == "idle"
 
     def forget_the_running(self) -> None:
         """Leave the running pool out of what must be gone."""

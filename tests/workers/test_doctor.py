@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.doctor import doctor
+from workers.doctor import __main__ as doctor
 from workers.doctor.findings import Finding, find
 from workers.doctor.link_check import LinkCheck, find_failure
 from workers.doctor.machine import OLDEST, Machine

@@ -148,7 +148,7 @@ def test_free_park_and_a_lora_after_a_job_that_outlives_its_cancel_wait_for_a_wh
             pool.client.release(pool.model(), park, should_cancel=lambda: True)
     with pytest.raises(Cancelled):
         pool.client.load(pool.model(), should_cancel=lambda: True)
-    assert not pool.client.pool.settled
+    assert pool.client.pool.life.state == "cancelled"
     started = time.monotonic()
     assert pool.client.release(pool.model()) == 0  # the pool ended, and all that it held
     assert time.monotonic() - started < SOON
@@ -188,7 +188,7 @@ def test_a_job_that_outlives_its_cancel_keeps_its_pool_when_it_ends(faulty_pool,
     with pytest.raises(Cancelled):
         pool.sample("pause 0 0", should_cancel=lambda: True)
     state = pool.client.status().state
-    assert state != "idle" or pool.pool.settled
+    assert state != "idle" or pool.pool.life.state != "cancelled"
     pool.check_works()
     assert all(alive(process) for process in pool.processes)
 

@@ -104,11 +104,6 @@ class VaeRequest:
     file: VaeFile
     ranks: int
 
-    @property
-    def path(self) -> str:
-        """Of its file."""
-        return self.file.path
-
     @cached_property
     def key(self) -> str:
         """Name of this VAE in the pool."""

@@ -56,11 +56,6 @@ class RunningPool:
         """The pool can take a job, now or when it has started."""
         return self.life.alive
 
-    @property
-    def settled(self) -> bool:
-        """No job goes on that was cancelled."""
-        return self.life.state != "cancelled"
-
     def wait_until_ready(self) -> None:
         """Wait until every rank is online; PoolError where they do not come. A cancel leaves the pool starting."""
         with self.life.changed:
@@ -74,7 +69,7 @@ class RunningPool:
 
     def settle(self) -> None:
         """Wait until no job goes on that was cancelled, or end the pool: whoever comes next had no part in it."""
-        while not self.settled:
+        while self.life.state == "cancelled":
             if self._should_cancel():
                 raise Cancelled
             with contextlib.suppress(PoolError):
@@ -94,7 +89,7 @@ class RunningPool:
                 return life.status
             if life.state == "gone":
                 raise self.death()
-            known = before or Status("silent", {}, {}, str(self.log))
+            known = before or Status("silent", {}, {})
             return msgspec.structs.replace(known, state="silent")
 
     def submit(self, submission: Submission) -> Reply:

@@ -7,7 +7,6 @@ import importlib
 import logging
 import os
 import queue
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -47,18 +46,13 @@ def import_ahead(device: torch.device, code: ComfyuiCode | None = None) -> Itera
         parts += (partial(importlib.import_module, name) for name in (*MODULES, *LOADING))
     if device.type == "cuda":
         parts += compiler.imports()
-    seconds = 0.0
     for part in parts:
-        started = time.monotonic()
         try:
             part()
         except Exception as error:  # noqa: BLE001 - of other people's modules; the request that needs them says it
             log.info("importing ahead failed: %s: %s", type(error).__name__, error)
             return
-        seconds += time.monotonic() - started
         yield True
-    if parts:
-        log.info("What later jobs need is imported, in %.1f s.", seconds)
 
 
 class Inbox:

@@ -29,7 +29,6 @@ from ..wire.tensors import pack, unpack_meta
 from .elsewhere import Channel
 from .heartbeat import Heartbeat
 from .inbox import Inbox, import_ahead
-from .laps import Laps
 from .sharing import ClientMemory, share, take_copy
 
 _MAY_FAIL_ALIKE = (Forward, Invoke, RunVae, Sample, Step)
@@ -75,21 +74,22 @@ class Rank:
         if isinstance(job.request, Step):
             self._repeat(frame, job, job.request)
             return
-        laps = Laps()
+        begun = time.monotonic()
         prepared = self._prepare(job)
         if prepared is None:
             return
-        laps.end("prepared in")
+        ready = time.monotonic()
         verdict = self.inbox.verdict(job.number)
         if isinstance(verdict, Abandon):
             prepared.undo()
             self.engine.forget_calls()
             return
-        laps.end("waited for the other ranks")
+        running = time.monotonic()
         self._run(frame, job, prepared, verdict.agreed)
-        laps.end("ran in")
-        if laps.total > SLOW_SECONDS:
-            log.info("%s: %s", type(job.request).__name__, laps)
+        ended = time.monotonic()
+        if ended - begun > SLOW_SECONDS:
+            parts = type(job.request).__name__, ready - begun, running - ready, ended - running
+            log.info("%s: prepared in %.1f s, waited for the other ranks %.1f s, ran in %.1f s", *parts)
 
     def _repeat(self, frame: Frame, job: Job, step: Step) -> None:
         try:

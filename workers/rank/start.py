@@ -12,10 +12,12 @@ import faulthandler
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -29,7 +31,6 @@ from ..processes import DUMP_STACKS, die_with_parent
 from ..wire.connection import Connection, connect_in
 from ..wire.protocol import Hello, Online
 from .elsewhere import host_name, link_ranks, make_environment
-from .laps import Laps
 from .rank import Rank
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
@@ -77,26 +78,26 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     folder = Path(os.environ["PARALLEL_DIT_POOL"])
     prefix = f"[rank {number}] " if spec.hosts > 1 else ""  # on one machine the supervisor puts it there
     logging.basicConfig(level=logging.INFO, format=f"{prefix}%(name)s: %(message)s")
-    laps = Laps.of_process()
-    laps.end("Python and imports")
+    times = [psutil.Process().create_time(), time.time()]
     faulthandler.enable()
     faulthandler.register(DUMP_STACKS, all_threads=True)
     connection = None if elsewhere else Connection(connect_in(folder))
     if connection is not None:
         connection.send(Hello(number, int(os.environ["WORLD_SIZE"])))
     torch.set_grad_enabled(False)
-    laps.end("connection")
+    times.append(time.time())
     device = take_device(spec, int(os.environ["LOCAL_RANK"]))
     join(spec, number, device, folder)
-    laps.end("device and group")
+    times.append(time.time())
     engine = make_engine(device, number, spec.world_size)
     link = link_ranks(spec, number, connection) if spec.hosts > 1 else connection
     assert link is not None
-    laps.end("engine")
+    times.append(time.time())
     expected = os.environ.get(EXPECTED_COMFYUI)
     code = msgspec.json.decode(expected, type=ComfyuiCode) if expected else None
     rank = Rank(link, engine, spec.hosts == 1, code)
-    log.info("start: %s", laps)
+    parts = zip(("Python and imports", "connection", "device and group", "engine"), times, times[1:], strict=False)
+    log.info("start: %s", ", ".join(f"{part} {end - begin:.1f} s" for part, begin, end in parts))
     threading.Thread(target=rank.inbox.receive, name="receive", daemon=True).start()
     threading.Thread(target=rank.heartbeat.beat, name="heartbeat", daemon=True).start()
     name = f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"

@@ -1,9 +1,7 @@
 """The supervisor: a small process between ComfyUI and the ranks. It imports no torch.
 
 It starts the ranks, hands each job to every rank, brings the answers together, and ends the whole pool as soon as the
-client is gone or any part of the pool fails. The client runs it as
-`python -m workers.supervisor FD CLIENT DIRECTORY LOG DEVICES RANK_MODULE`; FD is one end of a socket pair whose other
-end the client holds, CLIENT is the client's pid.
+client is gone or any part of the pool fails.
 """
 
 from __future__ import annotations
@@ -11,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable
@@ -29,7 +25,7 @@ from ..compiled_cache import prune
 from ..launch import PoolSpec, rank_commands, rank_environment, read_seconds, state_directory
 from ..network import interface_of, read_meeting
 from ..pool_log import PoolLog, tell_of_fresh_pool
-from ..processes import become_subreaper, end_descendants
+from ..processes import end_descendants
 from ..wire import protocol
 from ..wire.connection import Endpoint, listen_in
 from ..wire.error_info import ErrorInfo, describe
@@ -124,8 +120,7 @@ class Supervisor:
 
     def status(self) -> Status:
         """The pool as the client may ask for it at any time."""
-        pids, devices = dict(self.members.pids), dict(self.members.devices)
-        return Status(self.state, pids, devices, str(self.log.path), self.error)
+        return Status(self.state, dict(self.members.pids), dict(self.members.devices), self.error)
 
     async def arrive(self, online: protocol.Online) -> None:
         """A rank has its device."""
@@ -254,16 +249,3 @@ OF_RANK: dict[type, Handler] = {
     ),
 }
 """Who answers what a rank says, but for its heartbeat."""
-
-
-def main() -> None:
-    """Process entry; see the module's docstring for the arguments."""
-    descriptor, parent, directory, log_path, spec, rank_module = sys.argv[1:7]
-    become_subreaper()
-    client = socket.socket(fileno=int(descriptor))
-    log = PoolLog(Path(log_path))
-    try:
-        pool = PoolSpec.parse(spec)
-        asyncio.run(Supervisor(client, int(parent), pool, Path(directory), log, rank_module).run())
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)  # the client may be gone, so it is removed here

@@ -11,15 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .frames import (
-    PREFIX,
-    Frame,
-    decode_header,
-    decode_prefix,
-    encode_header,
-    encode_prefix,
-    read_frame,
-)
+from .frames import PREFIX, Frame, decode_header, decode_prefix, encode_header, encode_prefix, read_frame
 from .protocol import Message
 
 STUCK_SECONDS = 0.05
@@ -37,10 +29,7 @@ class Connection:
         self._send_lock = threading.Lock()
 
     def send(
-        self,
-        message: Message,
-        buffers: Sequence[memoryview] = (),
-        while_stuck: Callable[[], None] | None = None,
+        self, message: Message, buffers: Sequence[memoryview] = (), while_stuck: Callable[[], object] = lambda: None
     ) -> None:
         """Send a message and the bytes of its tensors, in the order of its `tensors`; ConnectionClosed at the end.
 
@@ -72,10 +61,7 @@ class Connection:
         finally:
             self._send_lock.release()
 
-    def _write(self, view: memoryview, while_stuck: Callable[[], None] | None) -> None:
-        if while_stuck is None:
-            self._socket.sendall(view)
-            return
+    def _write(self, view: memoryview, while_stuck: Callable[[], object]) -> None:
         writable = select.poll()  # `select` takes no descriptor above 1023, and ComfyUI may have more files open
         writable.register(self._socket, select.POLLOUT)
         while view:

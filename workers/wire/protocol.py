@@ -16,7 +16,7 @@ from parallel_runtime.requests.requests import Answer, Request
 
 from .error_info import ErrorInfo
 
-VERSION = 18
+VERSION = 19
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
 """`silent` is what the client says of a supervisor that does not answer."""
@@ -182,7 +182,6 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     state: PoolState
     pids: dict[int, int]
     devices: dict[int, str]
-    log: str
     error: ErrorInfo | None = None
 
 
