@@ -28,7 +28,7 @@ def load_transformer(
         CheckpointError: tensors are missing or have another shape than the config says; nothing is read then.
         UnsupportedModelError: the installed diffusers does not build this model.
     """
-    weights = LoadedWeights(CheckpointReader(checkpoint, dtype), device, wraps_layers=False)
+    weights = LoadedWeights(CheckpointReader(checkpoint, dtype), device)
     weights.fill(lambda done, total: check_cancel() if check_cancel is not None else None)
     transformer = weights.take_network()
     if checkpoint.spec.prepare is not None:

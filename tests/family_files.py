@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from parallel_runtime.networks.diffusers.key_rules import TensorInfo
 from parallel_runtime.networks.diffusers.spec import ModelSpec
 from tests import tiny_flux, tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_sdxl, tiny_wan
-from tests.tiny_model import find_by_name, to_original
+from tests.tiny_model import find_by_name
 
 
 @dataclass(frozen=True)
@@ -29,16 +26,6 @@ class FamilyFiles:
     def model(self) -> ModelSpec:
         """The family's data."""
         return find_by_name(self.spec)
-
-
-def header(files: FamilyFiles, config: dict[str, Any], original: bool) -> dict[str, TensorInfo]:
-    """Of a file with its authors' names, or with diffusers'."""
-    import diffusers
-
-    with torch.device("meta"):
-        tensors = getattr(diffusers, files.model.transformer_class)(**config).state_dict()
-    tensors = to_original(files.model, tensors, config) if original else tensors
-    return {key: TensorInfo(tuple(tensor.shape), "F32") for key, tensor in tensors.items()}
 
 
 _FLUX = tiny_flux.tiny_config

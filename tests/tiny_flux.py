@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from parallel_runtime.networks.diffusers.flux import FLUX
 
 from . import tiny_model
+from .authors_names import to_authors
 
 
 def tiny_config(**changes: Any) -> dict[str, Any]:
@@ -45,11 +46,9 @@ def make_state_dict(
     return tiny_model.make_state_dict(FLUX, config, dtype, seed)
 
 
-def to_original(
-    state_dict: Mapping[str, torch.Tensor], config: Mapping[str, Any], norm_key: str = "scale"
-) -> dict[str, torch.Tensor]:
+def to_original(state_dict: Mapping[str, torch.Tensor], norm_key: str = "scale") -> dict[str, torch.Tensor]:
     """The same weights under Black Forest Labs' names; `norm_key="weight"` spells the norms as ComfyUI saves them."""
-    original = tiny_model.to_original(FLUX, state_dict, config)
+    original = to_authors("flux", state_dict)
     return {key.replace("_norm.scale", f"_norm.{norm_key}"): tensor for key, tensor in original.items()}
 
 
@@ -63,7 +62,7 @@ def write_original(
 ) -> Path:
     """Write a single file as Black Forest Labs publish it, or with a `prefix` as full checkpoints have it."""
     config = config or tiny_config()
-    original = to_original(make_state_dict(config, dtype, seed), config, norm_key)
+    original = to_original(make_state_dict(config, dtype, seed), norm_key)
     save_file({prefix + key: tensor for key, tensor in original.items()}, path, metadata=tiny_model.METADATA)
     return path
 

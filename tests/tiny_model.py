@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from parallel_runtime.networks.diffusers.registry import MODELS
 from parallel_runtime.networks.diffusers.spec import ModelSpec
+from tests.authors_names import to_authors
 
 METADATA = {"format": "pt"}
 
@@ -49,20 +50,6 @@ def _random(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
     return 1 + 0.1 * noise if "norm" in name and name.endswith("weight") else 0.02 * noise
 
 
-def to_original(
-    spec: ModelSpec, state_dict: Mapping[str, torch.Tensor], config: Mapping[str, Any]
-) -> dict[str, torch.Tensor]:
-    """The same weights under their authors' names."""
-    parts: dict[str, list[tuple[int, torch.Tensor]]] = {}
-    for rule in spec.keys.weight_rules({name: tensor.shape for name, tensor in state_dict.items()}):
-        tensor = state_dict[rule.target]
-        tensor = torch.cat(tensor.chunk(2)[::-1]) if rule.swap_halves else tensor
-        parts.setdefault(rule.source, []).append((rule.rows[0] if rule.rows else 0, tensor))
-    return {
-        key: torch.cat([tensor for _, tensor in sorted(rows, key=lambda part: part[0])]) for key, rows in parts.items()
-    }
-
-
 def write_original(
     spec: ModelSpec,
     path: Path,
@@ -72,7 +59,7 @@ def write_original(
     seed: int = 0,
 ) -> Path:
     """Write a single file as its authors publish it, or with a `prefix` as full checkpoints have it."""
-    original = to_original(spec, make_state_dict(spec, config, dtype, seed), config)
+    original = to_authors(spec.name, make_state_dict(spec, config, dtype, seed))
     save_file({prefix + key: tensor for key, tensor in original.items()}, path, metadata=METADATA)
     return path
 

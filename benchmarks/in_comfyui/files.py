@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from tests.authors_names import authors_names
+
 from .families import ENDING, REAL, Family, family_of, tiny
 from .gguf_files import write_gguf
 from .host_families import GGUF, HOST_REAL, HostFamily, file_name, host_tiny
@@ -53,20 +55,16 @@ class Entry:
 
 
 def list_entries(family: Family) -> list[Entry]:
-    """Tensors of the file: shapes of the diffusers class on the meta device, under the names that our rules give."""
+    """Tensors of the file: shapes of the diffusers class on the meta device, under their authors' names."""
     import diffusers
 
     with torch.device("meta"):
         transformer: Any = getattr(diffusers, family.spec.transformer_class)(**family.config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in transformer.state_dict().items()}
-    found: dict[str, Entry] = {}
-    for rule in family.spec.keys.weight_rules(shapes):
-        shape = shapes[rule.target]
-        before = found.get(rule.source)
-        rows = max(before.shape[0] if before else 0, sum(rule.rows) if rule.rows else shape[0]) if shape else 0
-        norm = "norm" in rule.target and rule.target.endswith("weight")
-        found[rule.source] = Entry(family.prefix + rule.source, (rows, *shape[1:]) if shape else (), norm)
-    return list(found.values())
+    tensors, entries = transformer.state_dict(), []
+    for name, made in authors_names(family.spec.name, tensors).items():
+        norm = "norm" in made.parts[0] and made.parts[0].endswith("weight")
+        entries.append(Entry(family.prefix + name, tuple(made.join(tensors.__getitem__).shape), norm))
+    return entries
 
 
 def list_vae_entries(config: Mapping[str, Any]) -> list[Entry]:

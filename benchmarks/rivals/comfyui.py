@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.networks.diffusers.flux import FLUX
+from tests.authors_names import authors_names
 
 from .measure import Engine, RivalError, main
 from .task import Task, Velocity, euler
@@ -65,18 +65,16 @@ def _network(task: Task) -> Any:
 
 
 def _fill(network: Any, task: Task) -> None:
-    """Write every weight to where our rules for these names say that it is."""
+    """Write every weight to where its authors have it."""
     from diffusers import FluxTransformer2DModel
 
     own, missing = network.state_dict(), set(network.state_dict())
     with torch.device("meta"):
         theirs: Any = FluxTransformer2DModel(**task.config)
-    shapes = {name: tensor.shape for name, tensor in theirs.state_dict().items()}
-    for rule in FLUX.keys.weight_rules(shapes):
-        name = rule.source if rule.source in own else rule.source.replace("_norm.scale", "_norm.weight")
-        part = own[name] if rule.rows is None else own[name].narrow(0, *rule.rows)
-        weight = task.weight(rule.target, tuple(part.shape))
-        part.copy_(torch.cat(weight.chunk(2)[::-1]) if rule.swap_halves else weight)
+    shapes = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
+    for source, made in authors_names("flux", shapes).items():
+        name = source if source in own else source.replace("_norm.scale", "_norm.weight")
+        own[name].copy_(made.join(lambda part: task.weight(part, shapes[part])))
         missing.discard(name)
     if missing:
         raise RivalError(f"this ComfyUI's network has weights that we do not know: {', '.join(sorted(missing)[:3])}")

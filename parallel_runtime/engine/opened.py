@@ -118,7 +118,7 @@ class OpenedCheckpoint(Opened):
     def weights(self, owned: tuple[int, int] | None, device: torch.device, dealer: Dealer | None) -> LoadedWeights:
         """See Opened."""
         reader = CheckpointReader(self._checkpoint, self.dtype, owned)
-        return LoadedWeights(reader, device, wraps_layers=False, dealer=dealer)
+        return LoadedWeights(reader, device, dealer)
 
     def network(self, weights: LoadedWeights, options: Options, owned: tuple[int, int] | None, pulse: Pulse) -> Network:
         """See Opened."""

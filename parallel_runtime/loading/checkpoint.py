@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnsupportedModelError
-from ..networks.diffusers.key_rules import TensorInfo
 from ..networks.diffusers.registry import MODELS
 from ..networks.diffusers.spec import ModelSpec
 from ..said import Said, said
 from .config_limits import check_config
 from .files import Identity, expand, find_files, identity, read_json
-from .header import read_header
+from .header import TensorInfo, read_header
 from .reading import STORED, Place
 
 _QUANTISED_ENDINGS = (".comfy_quant", ".weight_scale", ".scale_weight", ".weight_scale_2", ".absmax", ".quant_map")

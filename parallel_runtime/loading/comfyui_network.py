@@ -16,7 +16,6 @@ from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.own_cache import OwnCache
 from ..networks.comfyui.prepared_network import prepare_network
 from ..networks.comfyui.without_weights import WithoutWeights, with_parameters
-from ..networks.diffusers.key_rules import OriginalWeights, WeightRule
 from ..networks.stages import Stages
 from ..networks.tables.blocks import Network
 from ..networks.token_split import TokenSplit
@@ -45,7 +44,7 @@ def open_network(network: nn.Module, left: LeftInFile | None) -> OpenFile:
         source = left.parts(weights[name])[part]
         return left.file.place(source) or source
 
-    return OpenFile(network, OriginalWeights(WeightRule(name, name) for name in weights), find)
+    return OpenFile(network, find)
 
 
 class NetworkReader(Reader):
@@ -87,7 +86,7 @@ class NetworkWeights(LoadedWeights):
     """A network of ComfyUI's, which runs over any mesh, or as a stage; all that use the same weights run this one."""
 
     def __init__(self, reader: NetworkReader, device: torch.device, dealer: Dealer | None = None):
-        super().__init__(reader, device, wraps_layers=True, dealer=dealer)
+        super().__init__(reader, device, dealer)
         self._stages: Stages | None = None
         self.split = TokenSplit(single_rank_mesh())
         self.own_cache = OwnCache(reader.data)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import CheckpointError, UnsupportedModelError
-from ..networks.diffusers.key_rules import TensorInfo
 from ..said import said
 from .files import reading
 
@@ -44,6 +43,14 @@ _FOREIGN = {
 }
 _PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".pth", ".bin", ".pkl")
 _FOREIGN_SUFFIXES = {".gguf": b"GGUF", **dict.fromkeys(_PICKLE_SUFFIXES, b"PK\x03\x04")}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor: its shape, and its type as safetensors spells it ("BF16", "F32", ...)."""
+
+    shape: tuple[int, ...]
+    dtype: str
 
 
 @dataclass(frozen=True)

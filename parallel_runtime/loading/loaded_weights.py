@@ -13,7 +13,6 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ..networks.diffusers.key_rules import OriginalWeights
 from ..patching.comfyui_patches import is_of_gguf
 from ..patching.patch_data import UNPATCHED, as_bytes
 from ..streaming.block_stream import BlockStream
@@ -30,8 +29,6 @@ class LoadedWeights:
     """See the module. Made without memory.
 
     Args:
-        wraps_layers: layers take a bypass of their own, and weights of another shape; else a bypass becomes a part of
-            their weights.
         dealer: of the blocks; None where all weights stay on the device.
         size: bytes that they take there; 0 before they were there once.
         here: they are there, and the network can run.
@@ -40,20 +37,11 @@ class LoadedWeights:
         shared: what other ranks read of them; None where they read nothing.
         moved: something was changed elsewhere than in place: what was recorded over these weights is void. Who reads it
             sets it back.
-        names: how patches name them.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        device: torch.device,
-        wraps_layers: bool,
-        dealer: Dealer | None = None,
-    ):
+    def __init__(self, reader: Reader, device: torch.device, dealer: Dealer | None = None):
         self.device = device
-        self.wraps_layers = wraps_layers
         self.moved = False
-        self.names = OriginalWeights(())
         self.size = 0
         self.here = False
         self.keeps_addresses = False
@@ -156,73 +144,75 @@ class LoadedWeights:
 
     # Patches
 
-    def now(self, target: str) -> torch.Tensor:
+    def now(self, name: str) -> torch.Tensor:
         """One of the network's weights as it is."""
-        return self._elsewhere.get(target, self._tensors[target])
+        return self._elsewhere.get(name, self._tensors[name])
 
-    def comes(self, target: str) -> bool:
+    def comes(self, name: str) -> bool:
         """It is here while its block runs, and not else."""
-        return target in self._places
+        return name in self._places
 
-    def keeps(self, target: str) -> bool:
+    def keeps(self, name: str) -> bool:
         """This rank has a part of it at least; scales of a quantised one are on all ranks."""
-        if self.shared is None or target not in self._places:
+        if name not in self._tensors:
+            return False
+        if self.shared is None or name not in self._places:
             return True
-        block, start = self._places[target]
-        of = parts(self._tensors[target])
+        block, start = self._places[name]
+        of = parts(self._tensors[name])
         return len(of) > 1 or self.shared.keeps(block, start, start + of[0].nbytes)
 
-    def put(self, target: str, value: torch.Tensor) -> None:
+    def put(self, name: str, value: torch.Tensor) -> None:
         """Give it other numbers: in place where they have room there, as compiled blocks and recordings read these."""
         if self.shared is not None:
             self.shared.begin_change()
-        now = self.now(target)
+        now = self.now(name)
         if alike(now, value):
-            self._copy(target, now, value)
+            self._copy(name, now, value)
             return
         given = [part.to(self.device) for part in parts(value)]
-        if target in self._places:
+        if name in self._places:
             assert self.shared is not None
-            self.shared.write(*self._places[target], as_bytes(given[0]))
+            self.shared.write(*self._places[name], as_bytes(given[0]))
             given[0] = parts(now)[0]  # its slot
         made = value.to(self.device) if is_of_gguf(value) else made_of(value, given)
-        self._elsewhere[target] = as_parameter(made)
-        put(self.network, target, self._elsewhere[target])
+        self._elsewhere[name] = as_parameter(made)
+        put(self.network, name, self._elsewhere[name])
         self.moved = True
 
-    def put_file(self, target: str, original: torch.Tensor) -> None:
+    def put_file(self, name: str, original: torch.Tensor) -> None:
         """Give it the numbers of the file, where it was at first."""
         if self.shared is not None:
             self.shared.begin_change()
-        if self._elsewhere.pop(target, None) is not None:
-            put(self.network, target, self._tensors[target])
+        if self._elsewhere.pop(name, None) is not None:
+            put(self.network, name, self._tensors[name])
             self.moved = True
         if not is_of_gguf(original):  # those were never written to
-            self._copy(target, self._tensors[target], original)
+            self._copy(name, self._tensors[name], original)
 
-    def _copy(self, target: str, weight: torch.Tensor, value: torch.Tensor) -> None:
+    def _copy(self, name: str, weight: torch.Tensor, value: torch.Tensor) -> None:
         for index, (own, given) in enumerate(zip(parts(weight), parts(value), strict=True)):
-            if index == 0 and target in self._places:
+            if index == 0 and name in self._places:
                 assert self.shared is not None
-                self.shared.write(*self._places[target], as_bytes(given))
+                self.shared.write(*self._places[name], as_bytes(given))
             else:
                 own.copy_(given)
 
-    def read_again(self, targets: Sequence[str]) -> dict[str, torch.Tensor]:
+    def read_again(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """What the file has of these."""
-        found = {target: self._tensors[target] for target in targets if is_of_gguf(self._tensors[target])}
-        rest = [target for target in targets if target not in found]
+        found = {name: self._tensors[name] for name in names if is_of_gguf(self._tensors[name])}
+        rest = [name for name in names if name not in found]
         if not rest:
             return found
         if self._reopened is None:
             self._reopened = self._reader.open(lambda done, total: None)
         pieces: list[Piece] = []
-        for target in rest:
-            weight = self._tensors[target]
+        for name in rest:
+            weight = self._tensors[name]
             copies = [torch.empty_like(part) for part in parts(weight)]
             for index, part in enumerate(copies):
-                pieces += _fill(self._reopened, target, index, part)
-            found[target] = made_of(weight, copies)
+                pieces += _fill(self._reopened, name, index, part)
+            found[name] = made_of(weight, copies)
         read_anywhere(pieces, lambda done, total: None)
         return found
 
@@ -275,7 +265,6 @@ class LoadedWeights:
             put(network, name, placed[weight])
         self._arena, self._region = arena, size
         self._network = network
-        self.names = opened.names
         # A share is made anew when the weights come back, and recordings copy from shares.
         self.keeps_addresses = arena.keeps_addresses and self.shared is None
         self.size = size + (self.shared.device_bytes if self.shared is not None else 0)

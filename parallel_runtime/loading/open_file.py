@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ..errors import NotLoadedError
-from ..networks.diffusers.key_rules import OriginalWeights
 from ..networks.stages import all_blocks, let_go
 from ..networks.tables.blocks import Blocks
 from ..said import said
@@ -25,13 +24,11 @@ class OpenFile:
 
     Args:
         network: its weights have their shapes and types, and no numbers.
-        names: how patches name these.
         find: (a weight's name, which of its parts (weight_parts.py)) -> where the file has it as it is, else its
             numbers, on the host.
     """
 
     network: nn.Module
-    names: OriginalWeights
     find: Callable[[str, int], Place | torch.Tensor]
 
 

@@ -11,14 +11,10 @@ from typing import Any
 
 import psutil
 import torch
-from torch import nn
 
 from .. import memory
-from ..errors import RequestError
-from ..networks.diffusers.adapter import TAKE_COMFYUIS
 from ..patching.comfyui_patches import Bypasses, Computing
 from ..patching.patch_data import UNPATCHED, PatchSet, WeightPatches, decode_value
-from ..said import said
 from .loaded_weights import LoadedWeights
 
 _BATCH = 2 << 30
@@ -29,8 +25,8 @@ _MOST_KEPT = 4
 _LEFT_FREE = 0.35
 """Share of a device's memory that originals leave free; where it is not, they are read from the file again."""
 
-Asked = tuple[Any, Any, Any]
-"""A weight's patches of the MODEL, those of the hooks on top, and the bypass beside it; None for none."""
+Asked = tuple[Any, Any]
+"""A weight's patches of the MODEL, and those of the hooks on top; None for none."""
 
 
 class PatchedWeights:
@@ -64,7 +60,7 @@ class PatchedWeights:
         asked = self._asked(wanted)
         unlike = [name for name in {**asked, **self._has} if asked.get(name) != self._has.get(name)]
         computing = Computing(self._device, wanted.patches, wanted.hooks)
-        sizes = {name: self._size(name) for name in unlike}
+        sizes = {name: self._weights.now(name).shape.numel() * 4 for name in unlike}
         total, done = sum(sizes.values()), 0
         for batch in _batches(unlike, sizes):
             needed = [name for name in batch if name not in self._has or name not in kept]
@@ -103,15 +99,12 @@ class PatchedWeights:
         weight = kept.get(name)
         if weight is None:
             assert original is not None
-            weight = computing.weight(name, original, self._owner(name))
-            if asked[2] is not None:
-                layer = name.rpartition(".")[0]
-                inputs = self._shape(f"{layer}.weight")[1]
-                weight = computing.folded(name, weight, layer, inputs)
+            owner = self._weights.network.get_submodule(name.rpartition(".")[0])
+            weight = computing.weight(name, original, owner)
             if self._hooked and has_room([weight], self._device):
                 kept[name] = weight
-        self._has.setdefault(name, (None, None, None))  # if writing it fails, it is written again
-        self.write(name, weight)
+        self._has.setdefault(name, (None, None))  # if writing it fails, it is written again
+        self._weights.put(name, weight)
         self._has[name] = asked
 
     def _state(self, wanted: WeightPatches) -> dict[str, torch.Tensor]:
@@ -135,21 +128,12 @@ class PatchedWeights:
     def _asked(self, wanted: WeightPatches) -> dict[str, Asked]:
         """The patches of the weights that this rank has."""
         patches, hooks = wanted.patches.weights, wanted.hooks.weights
-        bypass: dict[str, Any] = {}
-        if not self._weights.wraps_layers:
-            bypass = {
-                f"{layer}.{kind}": value
-                for layer, value in wanted.patches.bypass.items()
-                for kind in ("weight", "bias")
-            }
         return {
-            name: (patches.get(name), hooks.get(name), bypass.get(name))
-            for name in {**patches, **hooks, **bypass}
-            if self.shape(name) is not None
+            name: (patches.get(name), hooks.get(name)) for name in {**patches, **hooks} if self._weights.keeps(name)
         }
 
     def _wrap(self, patches: PatchSet) -> None:
-        if not self._weights.wraps_layers or patches.bypass == self._wrapped:
+        if patches.bypass == self._wrapped:
             return
         layers = {
             layer: (decode_value(value, patches.factors), strength)
@@ -160,70 +144,23 @@ class PatchedWeights:
         self._bypasses.wrap(self._weights.network, layers, self._device)
         self._wrapped = patches.bypass
 
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Of a weight as ComfyUI has it; None where this rank has nothing of it."""
-        targets = self._weights.names.parameters(name)
-        if not any(map(self._weights.keeps, targets)):
-            return None
-        shapes = [tuple(self._weights.now(target).shape) for target in targets]
-        return shapes[0] if len(shapes) == 1 else (sum(each[0] for each in shapes), *shapes[0][1:])
-
-    def _owner(self, name: str) -> nn.Module | None:
-        """The layer with rules of its own for its weight; None where the weights are plain."""
-        return self._weights.network.get_submodule(name.rpartition(".")[0]) if self._weights.wraps_layers else None
-
     def originals(self, names: Sequence[str], patched: Sequence[str]) -> dict[str, torch.Tensor]:
         """What the file has of these weights: kept on the device where that has room, and else had from the file again.
 
         Args:
             patched: those of them that are something else now.
         """
-        weights = self._weights
-        changed = {target for name in patched for target in weights.names.parameters(name)}
-        targets = {target for name in names for target in weights.names.parameters(name)}
-        found = {target: weights.now(target).detach() for target in targets - changed if not weights.comes(target)}
+        weights, changed = self._weights, set(patched)
+        found = {name: weights.now(name).detach() for name in names if name not in changed and not weights.comes(name)}
         if has_room(found.values(), self._device):
-            self._originals |= {target: weight.clone() for target, weight in found.items()}
-        found |= {target: self._originals[target] for target in changed & targets & self._originals.keys()}
-        found |= weights.read_again(sorted(targets - found.keys()))
-        return {name: weights.names.join(name, found) for name in names}
-
-    def write(self, name: str, weight: torch.Tensor) -> None:
-        """Put a patched weight in place.
-
-        Raises:
-            RequestError: it has another shape, and there is no place for it.
-        """
-        wanted = self.shape(name)
-        if not self._weights.wraps_layers and tuple(weight.shape) != wanted:
-            raise RequestError(
-                said(
-                    "A LoRA makes {name} of the shape {shape}, where diffusers' class has {wanted}.",
-                    name=name,
-                    shape=tuple(weight.shape),
-                    wanted=wanted,
-                ),
-                TAKE_COMFYUIS,
-            )
-        for target, part in self._weights.names.split(name, weight).items():
-            self._weights.put(target, part)
+            self._originals |= {name: weight.clone() for name, weight in found.items()}
+        found |= {name: self._originals[name] for name in names if name in changed and name in self._originals}
+        return found | weights.read_again(sorted(set(names) - found.keys()))
 
     def put_back(self, name: str, original: torch.Tensor) -> None:
         """Have what the file has again."""
-        for target, part in self._weights.names.split(name, original).items():
-            self._weights.put_file(target, part)
-            self._originals.pop(target, None)
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        shape = self.shape(name)
-        if shape is None:
-            raise RequestError(
-                said("The network has no {name}, to which a LoRA adds something.", name=name), "Remove the LoRA."
-            )
-        return shape
-
-    def _size(self, name: str) -> int:
-        return torch.Size(self._shape(name)).numel() * 4
+        self._weights.put_file(name, original)
+        self._originals.pop(name, None)
 
 
 def _batches(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:

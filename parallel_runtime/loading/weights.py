@@ -9,13 +9,12 @@ from torch import nn
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.comfyui.without_weights import WithoutWeights
-from ..networks.diffusers.key_rules import OriginalWeights
 from ..networks.diffusers.lean_imports import import_diffusers
 from ..said import said
 from .checkpoint import Checkpoint
 from .open_file import OpenFile, Reader
 from .reading import OnBytes
-from .weight_parts import put, weights_of
+from .weight_parts import put
 
 _log = logging.getLogger(__name__)
 
@@ -43,11 +42,8 @@ class CheckpointReader(Reader):
             put(network, name, nn.Parameter(shape) if isinstance(weight, nn.Parameter) else shape)
         network.requires_grad_(False).eval()
         buffers = dict(network.named_buffers())
-        here = {name for name, _ in weights_of(network)}
-        rules = checkpoint.spec.keys.weight_rules({name: info.shape for name, info in checkpoint.header.items()})
-        names = OriginalWeights(each for each in rules if each.target in here)
         # What no file has is a buffer that its constructor computes.
-        return OpenFile(network, names, lambda name, part: checkpoint.places.get(name) or buffers[name])
+        return OpenFile(network, lambda name, part: checkpoint.places.get(name) or buffers[name])
 
 
 def check_weights(transformer: torch.nn.Module, checkpoint: Checkpoint) -> None:

@@ -41,7 +41,7 @@ class Computing:
         self._patches = patches
         self._hooks = hooks
 
-    def weight(self, name: str, base: torch.Tensor, owner: nn.Module | None) -> torch.Tensor:
+    def weight(self, name: str, base: torch.Tensor, owner: nn.Module) -> torch.Tensor:
         """One weight with all its patches.
 
         Args:
@@ -71,7 +71,7 @@ class Computing:
         name: str,
         weight: torch.Tensor,
         base: torch.Tensor,
-        owner: nn.Module | None,
+        owner: nn.Module,
         given: PatchSet,
         dtype: torch.dtype,
     ) -> torch.Tensor:

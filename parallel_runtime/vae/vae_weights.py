@@ -52,7 +52,7 @@ class VaeWeights(LoadedWeights):
         self._vae = VaeReader(file, stamp, device)
         self.tried: set[tuple[str, tuple[int, ...]]] = set()
         """Halves and shapes that ran since the weights are here: their memory was there."""
-        super().__init__(self._vae, device, wraps_layers=True)
+        super().__init__(self._vae, device)
 
     @property
     def unit(self) -> int:

@@ -71,7 +71,7 @@ def comfyui_flux() -> Any:
         mlp_ratio=4.0, num_heads=4, depth=LAYERS, depth_single_blocks=LAYERS, axes_dim=[8, 12, 12], theta=10000,
         patch_size=2, qkv_bias=True, guidance_embed=True, txt_ids_dims=[],
     )  # fmt: skip
-    original = to_original(transformer.state_dict(), dict(transformer.config), "weight")
+    original = to_original(transformer.state_dict(), "weight")
     network.load_state_dict(original)
     return network
 

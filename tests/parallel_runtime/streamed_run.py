@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -136,11 +135,10 @@ def flux_tensors(rows: int = 1) -> tuple[ConditioningRef, dict[str, torch.Tensor
     return reference, tensors | {"x": draw(rows, 16, 12, 6), "timestep": torch.full((rows,), 0.7)}
 
 
-def forward(rank: PoolRank, name: str, patches: Any = None) -> torch.Tensor:
+def forward(rank: PoolRank, name: str) -> torch.Tensor:
     """One call of a model in a pool."""
     reference, tensors = flux_tensors()
-    more = {} if patches is None else {"patches": patches}
-    return rank.run(Forward(name, reference, **more), tensors)[1]["output"]
+    return rank.run(Forward(name, reference), tensors)[1]["output"]
 
 
 def sample(rank: PoolRank, name: str, steps: int = 3) -> torch.Tensor:
@@ -150,30 +148,6 @@ def sample(rank: PoolRank, name: str, steps: int = 3) -> torch.Tensor:
     del tensors["timestep"]
     tensors |= {"sigmas": sigmas, "timesteps": sigmas}
     return rank.run(Sample(name, "euler", (reference,), 1.0), tensors)[1]["latent"]
-
-
-def compare_patched(
-    rank: int, world_size: int, path: str, comfyui: str, folder: str, named: str = ""
-) -> dict[str, Any]:
-    """{weights: whether a LoRA gives what it gives with whole ones, and what was before comes back}.
-
-    Args:
-        named: a file of the same shapes with ComfyUI's names; "" for the path.
-    """
-    pool = PoolRank(rank, world_size, folder)
-    patches = (pool.keep(comfyui, named or path), "")
-    expected: list[torch.Tensor] = []
-    found: dict[str, Any] = {}
-    for weights, held in (("whole", ()), *itertools.product(KINDS, ((), unlike_counts(world_size, 4)))):
-        with staying(1, held):
-            pool.load(weights, path, weights=weights)
-        outputs = [forward(pool, weights), forward(pool, weights, patches), forward(pool, weights)]
-        expected = expected or outputs
-        found[f"{weights} unlike" if held else weights] = [
-            torch.equal(*pair) for pair in zip(outputs, expected, strict=True)
-        ]
-    found["acts"] = not torch.equal(expected[0], expected[1])
-    return found
 
 
 def compare(rank: int, world_size: int, path: str, other: str, folder: str) -> dict[str, Any]:

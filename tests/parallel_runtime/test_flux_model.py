@@ -10,34 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_runtime.networks.diffusers.flux import FLUX, prepare
-from tests.parallel_runtime.model_forward import rules_of
 from tests.tiny_flux import tiny_config
 
 SMALL = {"num_attention_heads": 2, "num_layers": 1, "num_single_layers": 1}
-
-
-def test_weight_rules_agree_with_the_converter_of_diffusers():
-    """Diffusers' converter works on rows and knows one width only: give it that many rows, of one column."""
-    from diffusers import FluxTransformer2DModel
-    from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
-
-    with torch.device("meta"):
-        transformer: Any = FluxTransformer2DModel(**tiny_config(num_attention_heads=24))
-    rules = rules_of(FLUX, transformer.state_dict())
-    rows: dict[str, int] = {}
-    for rule in rules.values():
-        length = rule.rows[0] + rule.rows[1] if rule.rows else 16
-        rows[rule.source] = max(rows.get(rule.source, 0), length)
-    original = {key: torch.randn(count, 1) for key, count in rows.items()}
-    expected = convert_flux_transformer_checkpoint_to_diffusers(dict(original))
-    assert rules.keys() == expected.keys()
-    for target, tensor in expected.items():
-        rule = rules[target]
-        source = original[rule.source]
-        start, length = rule.rows or (0, len(source))
-        mine = source[start : start + length]
-        mine = torch.cat([mine[len(mine) // 2 :], mine[: len(mine) // 2]]) if rule.swap_halves else mine
-        assert torch.equal(mine, tensor), target
 
 
 @given(height=st.integers(1, 12), width=st.integers(1, 12), batch=st.integers(1, 3))

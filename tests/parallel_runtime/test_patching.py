@@ -14,29 +14,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from parallel_runtime import memory
+from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, NotLoadedError, RequestError
 from parallel_runtime.loading import patched_weights
-from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.loaded_weights import LoadedWeights
 from parallel_runtime.loading.patched_weights import PatchedWeights
 from parallel_runtime.loading.weight_parts import parts
-from parallel_runtime.loading.weights import build_transformer
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
-from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.diffusers.key_rules import OriginalWeights, WeightRule
 from parallel_runtime.patching.comfyui_patches import Computing
 from parallel_runtime.patching.patch_data import Encoder, PatchSet, WeightPatches
 from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import ComfyuiCode, Forward, KeepPatches, Release
-from tests import tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_sdxl, tiny_wan
+from parallel_runtime.requests.requests import ComfyuiCode, Forward, KeepPatches, Load, Release
 from tests.comfyui_checkout import HOW, find_comfyui
-from tests.parallel_runtime.model_forward import apply_rules, rules_of
 from tests.parallel_runtime.test_weight_store import CONFIG, Rank, leave_room_for
-from tests.tiny_flux import tiny_config, to_original, weights_file, write_diffusers_folder
-from tests.tiny_model import find_by_name
-from tests.tiny_model import write_diffusers_folder as write_family_folder
-from tests.tiny_model import write_original as write_family
+from tests.tiny_flux import write_original
 
 COMFYUI = find_comfyui()
 pytestmark = pytest.mark.skipif(COMFYUI is None, reason=HOW)
@@ -53,13 +45,13 @@ def _comfy() -> None:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> list[Path]:
     folder = tmp_path_factory.mktemp("models")
-    return [write_diffusers_folder(folder / f"{seed}", CONFIG, seed=seed) for seed in (1, 2)]
+    return [write_original(folder / f"{seed}.safetensors", CONFIG, seed=seed) for seed in (1, 2)]
 
 
 def factors(path: Path, seed: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """(up, down) of each layer."""
     torch.manual_seed(seed)
-    tensors = to_original(load_file(weights_file(path)), CONFIG)
+    tensors = load_file(path)
     shapes = {layer: tensors[f"{layer}.weight"].shape for layer in LAYERS}
     return {layer: (torch.randn(out, RANK) * 0.2, torch.randn(RANK, given) * 0.2)
             for layer, (out, given) in shapes.items()}  # fmt: skip
@@ -79,18 +71,21 @@ def lora(path: Path, strength: float, seed: int = 0) -> PatchSet:
 
 def merged(path: Path, strength: float, seed: int = 0) -> Path:
     """A file with the same LoRA in its weights."""
-    tensors = load_file(weights_file(path))
-    original = to_original(tensors, CONFIG)
+    tensors = load_file(path)
     for layer, (up, down) in factors(path, seed).items():
-        original[f"{layer}.weight"] += strength * ALPHA / RANK * (up @ down)
-    target = path.with_name(f"{path.stem} with {seed} {strength}")
-    shutil.copytree(path, target, dirs_exist_ok=True)
-    save_file(apply_rules(rules_of(FLUX, tensors), original), weights_file(target))
+        tensors[f"{layer}.weight"] += strength * ALPHA / RANK * (up @ down)
+    target = path.with_name(f"{path.stem} with {seed} {strength}.safetensors")
+    save_file(tensors, target)
     return target
 
 
 class PatchingRank(Rank):
-    """Keeps sets, and runs calls with them."""
+    """Keeps sets, and runs calls of ComfyUI's own network with them."""
+
+    def load(self, path: Path, name: str = "", **options: Any) -> Any:
+        config = ParallelConfig(devices="cpu:1", **options)
+        code = ComfyuiCode(str(COMFYUI), {"cpu": True}, "float32")
+        return self.run(Load(name or str(path), str(path), "float32", config.to_mapping(), 1, comfyui=code))[0]
 
     def keep(self, *sets: PatchSet, kept: tuple[str, ...] | None = None) -> None:
         tensors = {name: factor.view(torch.uint8).reshape(-1) for each in sets for name, factor in each.factors.items()}
@@ -110,9 +105,9 @@ class PatchingRank(Rank):
             return self.run(request, tensors)[1]["output"]
 
     def weights(self, name: Path) -> dict[str, torch.Tensor]:
-        transformer = self.engine.residency.get(str(name)).network
-        assert transformer is not None
-        return {key: parameter.data for key, parameter in transformer.named_parameters()}
+        held = self.engine.residency.get(str(name)).loaded_model
+        assert held is not None
+        return {key: parameter.data for key, parameter in held.weights.network.named_parameters()}
 
 
 def predicted(path: Path) -> torch.Tensor:
@@ -227,16 +222,16 @@ def test_a_patched_model_is_parked_as_it_is_in_its_file(files, tmp_path, monkeyp
 def test_a_patched_model_whose_file_has_gone_makes_way_for_another(change, files, tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40, total=1 << 40))
     (tmp_path / "pool").mkdir()
-    path = Path(shutil.copytree(files[0], tmp_path / "model"))
+    path = Path(shutil.copyfile(files[0], tmp_path / "model.safetensors"))
     rank = PatchingRank(folder=tmp_path / "pool")
     leave_room_for(1, path, monkeypatch, rank)
     rank.load(path)
     patches = lora(path, 0.7)
     rank.keep(patches)
     rank.forward(path, patches)
-    shutil.rmtree(path)
+    path.unlink()
     if change == "replaced":
-        shutil.copytree(files[1], path)
+        shutil.copyfile(files[1], path)
     rank.load(files[1])
     assert torch.equal(rank.forward(files[1]), predicted(files[1]))
     assert rank.here() == [files[1].stem]
@@ -268,7 +263,7 @@ def test_a_change_that_was_cancelled_goes_on_from_there(files, monkeypatch):
 
     def cancelling(self, target: str, value: torch.Tensor) -> None:
         written.append(target)
-        if len(written) == 3:  # in the middle of a fused tensor
+        if len(written) == 3:
             raise Cancelled
         put(self, target, value)
 
@@ -298,58 +293,8 @@ def test_originals_that_had_to_leave_the_device_are_had_again(files, monkeypatch
     assert torch.equal(rank.forward(path), plain)
 
 
-def test_what_does_not_fit_is_refused_and_leaves_nothing(files):
-    path, rank = files[0], PatchingRank()
-    rank.load(path)
-    plain = rank.forward(path)
-    padded = torch.zeros(512, 128), {"pad_weight": True}
-    patches = Encoder().encode({"diffusion_model.img_in.weight": [(1.0, ("diff", padded), 1.0, None, None)]})
-    rank.keep(patches)
-    with pytest.raises(RequestError, match=r"img_in\.weight of the shape"):
-        rank.forward(path, patches)
-    assert torch.equal(rank.forward(path), plain)
-
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "flux": tiny_config(),
-    "flux2": tiny_flux2.tiny_config(),
-    "sd3": tiny_sd3.tiny_config(),
-    "wan": tiny_wan.tiny_config(),
-    "pixart": tiny_pixart.tiny_config(num_attention_heads=16, caption_channels=4096, num_layers=1),
-    "hunyuan_dit": tiny_hunyuan_dit.tiny_config(**tiny_hunyuan_dit.COMFYUI_TEXTS, num_attention_heads=16),
-    "sdxl": tiny_sdxl.recognised_config(),
-}
-
-
-UNUSED = {"y_embedder.y_embedding"}  # PixArt's empty text, which its forward never reads
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_weight_of_comfyuis_network_is_made_of_parameters_that_are_here(family, tmp_path):
-    from parallel_runtime.loading.host_file import open_host_file
-
-    spec, config = find_by_name(family), FAMILIES[family]
-    original = write_family(spec, tmp_path / "original.safetensors", config)
-    names = open_host_file(original).build().state_dict()
-    checkpoint = open_checkpoint(write_family_folder(spec, tmp_path / "diffusers", config))
-    module = build_transformer(checkpoint)
-    state = module.state_dict()
-    weights = OriginalWeights(spec.keys.weight_rules({name: tensor.shape for name, tensor in state.items()}))
-    assert {name for name in names if not weights.parameters(name)} <= UNUSED
-    for name, weight in names.items():
-        if name in UNUSED:
-            continue
-        parts = {target: torch.rand(state[target].shape) for target in weights.parameters(name)}
-        joined = weights.join(name, parts)
-        assert joined.shape == weight.shape
-        assert all(torch.equal(part, parts[target]) for target, part in weights.split(name, joined).items())
-
-
 class OneLayer:
     """A file of one layer; who opens it has a layer without numbers."""
-
-    names = OriginalWeights([WeightRule("layer.weight", "layer.weight")])
 
     def __init__(self, weight: Any):
         self._weight = weight
@@ -384,7 +329,7 @@ def test_a_weight_of_comfyuis_network_is_written_in_place_with_its_scales(kind, 
     read = lambda weight: weight.dequantize() if kind != "plain" else weight  # noqa: E731
     plain, other = read(weights[0]).clone(), read(weights[1]).clone()
     file = OneLayer(weights[0])
-    network = LoadedWeights(file, torch.device("cpu"), wraps_layers=True)
+    network = LoadedWeights(file, torch.device("cpu"))
     network.fill(lambda done, total: None)
     patched_by = PatchedWeights(network)
     layer = network.network["layer"]
@@ -393,15 +338,15 @@ def test_a_weight_of_comfyuis_network_is_written_in_place_with_its_scales(kind, 
     for patched in ([], ["layer.weight"]):  # the second time it is something else
         original = patched_by.originals(["layer.weight"], patched)["layer.weight"]
         assert torch.equal(read(original), plain)
-        patched_by.write("layer.weight", weights[1])
+        network.put("layer.weight", weights[1])
         assert torch.equal(read(layer.weight), other)
     assert (file.opened == 1) == kept
     patched_by.put_back("layer.weight", patched_by.originals(["layer.weight"], ["layer.weight"])["layer.weight"])
     assert torch.equal(read(layer.weight), plain)
     assert not network.moved
-    patched_by.write("layer.weight", torch.zeros(64, 256))
+    network.put("layer.weight", torch.zeros(64, 256))
     assert network.moved
-    assert patched_by.shape("layer.weight") == tuple(layer.weight.shape) == (64, 256)
+    assert tuple(layer.weight.shape) == (64, 256)
     saved = torch.empty(network.region, dtype=torch.uint8)
     network.save(saved, lambda done, total: None)
     network.give_back()
@@ -420,7 +365,7 @@ def test_after_a_bypass_that_fails_layers_are_wrapped_anew_whatever_is_asked_for
 
     monkeypatch.setattr(patched_weights, "Bypasses", Bypasses)
     monkeypatch.setattr(patched_weights, "decode_value", lambda value, factors: value)
-    weights = SimpleNamespace(device=torch.device("cpu"), wraps_layers=True, network=None, moved=False)
+    weights = SimpleNamespace(device=torch.device("cpu"), network=None, moved=False)
     patched = PatchedWeights(weights)  # type: ignore[arg-type]
     for name in ("good", "bad", "good", "bad", ""):
         given = WeightPatches(PatchSet(name, bypass={name: [name, 1.0]} if name else {}))

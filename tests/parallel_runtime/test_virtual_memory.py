@@ -186,7 +186,7 @@ def test_gpu_weights_are_those_of_the_file_also_when_they_come_back(stored, want
     path = write_diffusers_folder(tmp_path / "m", tiny_config(), dtype=getattr(torch, stored))
     checkpoint, dtype = open_checkpoint(path), getattr(torch, wanted)
     expected = load_transformer(checkpoint, dtype, torch.device("cpu")).state_dict()
-    weights = LoadedWeights(CheckpointReader(checkpoint, dtype), device, wraps_layers=False)
+    weights = LoadedWeights(CheckpointReader(checkpoint, dtype), device)
     for _ in range(2):
         weights.fill(lambda done, total: None)
         assert weights.keeps_addresses

@@ -1,30 +1,13 @@
-"""Wan's model file: beside the tables of all families, converter, prefixes, padding."""
+"""Wan's model file: beside the tables of all families, padding."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_runtime.networks.diffusers.wan import WAN
-from tests.family_files import FILES, header
-from tests.parallel_runtime.model_forward import rules_of
-from tests.tiny_model import to_original
 from tests.tiny_wan import tiny_config
-
-
-@pytest.mark.parametrize("name", ["text to video", "image to video"])
-def test_weight_rules_agree_with_the_converter_of_diffusers(name):
-    from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
-
-    config = FILES["Wan"].configs[name]
-    tensors = {key: torch.randn(1) for key in header(FILES["Wan"], config, original=False)}
-    original = to_original(WAN, tensors, config)
-    expected = convert_wan_transformer_to_diffusers(dict(original))
-    rules = {target: rule.source for target, rule in rules_of(WAN, tensors).items()}
-    assert rules.keys() == expected.keys()
-    assert all(torch.equal(original[rules[target]], tensor) for target, tensor in expected.items())
 
 
 @given(frames=st.integers(1, 5), height=st.integers(2, 9), width=st.integers(2, 9), batch=st.integers(1, 2))

@@ -88,7 +88,7 @@ def expected(files) -> list[torch.Tensor]:
 
 def leave_room_for(models: int, path: Path, monkeypatch, rank: Rank) -> None:
     """Let the device have room for that many models."""
-    size = weights_file(path).stat().st_size
+    size = (weights_file(path) if path.is_dir() else path).stat().st_size
 
     def free(device: torch.device) -> int:
         return models * size + size // 2 - size * len(rank.here())
@@ -109,7 +109,7 @@ def test_a_region_holds_what_the_mapped_file_gives(stored, wanted, tmp_path, mon
     checkpoint = open_checkpoint(write_diffusers_folder(tmp_path / "m", CONFIG, dtype=getattr(torch, stored)))
     dtype = getattr(torch, wanted)
     expected = load_transformer(checkpoint, dtype, CPU).state_dict()
-    weights = LoadedWeights(CheckpointReader(checkpoint, dtype), CPU, wraps_layers=False)
+    weights = LoadedWeights(CheckpointReader(checkpoint, dtype), CPU)
     told: list[tuple[int, int]] = []
     weights.fill(lambda done, total: told.append((done, total)))
     loaded = weights.network.state_dict()
@@ -330,7 +330,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error_of_the_file(tmp_path):
     checkpoint = open_checkpoint(path)
     os.truncate(weights_file(path), weights_file(path).stat().st_size // 2)
     shrunk = dataclasses.replace(checkpoint, identity=identity(path))
-    weights = LoadedWeights(CheckpointReader(shrunk, torch.float32), CPU, wraps_layers=False)
+    weights = LoadedWeights(CheckpointReader(shrunk, torch.float32), CPU)
     with pytest.raises(CheckpointError, match="shorter"):
         weights.fill(lambda done, total: None)
 

@@ -8,11 +8,8 @@ from dataclasses import replace
 import torch
 
 from .adapter import Call
-from .key_rules import KeyRules
 from .spec import TEXT_AND_IMAGE, ModelSpec
 from .token_adapter import TokenAdapter
-
-# ComfyUI saves its norms under the module's own parameter name.
 
 
 def _pooled(call: Call) -> torch.Tensor:
@@ -61,7 +58,6 @@ FLUX = ModelSpec(
     self_attention=("transformer_blocks.*.attn", "single_transformer_blocks.*.attn"),
     timestep_embedder="time_text_embed",
     timestep_scale=1000.0,
-    keys=KeyRules.read("flux"),
     adapter=TokenAdapter(
         "FLUX.1",
         extras=frozenset({"y", "guidance", "ref_latents", "ref_latents_method"}),

@@ -8,7 +8,6 @@ import torch
 
 from ..tables.blocks import Blocks
 from .adapter import Call
-from .key_rules import KeyRules
 from .spec import TEXT_AND_IMAGE, ModelSpec
 from .token_adapter import TokenAdapter
 
@@ -47,7 +46,6 @@ FLUX2 = ModelSpec(
     # The bare sinusoid: the embedder around it casts what it gets to the timestep's dtype, which must be the model's.
     timestep_embedder="time_guidance_embed.time_proj",
     timestep_scale=1000.0,
-    keys=KeyRules.read("flux2"),
     adapter=TokenAdapter(
         "FLUX.2",
         # `y` has no effect, as in ComfyUI: conditionings of other text encoders carry one.

@@ -1,8 +1,4 @@
-"""HunyuanDiT (1.0, 1.1, 1.2): diffusers' HunyuanDiT2DModel as data; it predicts the velocity (not that of a flow).
-
-diffusers has no converter for Tencent's files: the key rules are written by hand. The authors number a block's norms by
-when they were written, diffusers by when they are used.
-"""
+"""HunyuanDiT (1.0, 1.1, 1.2): diffusers' HunyuanDiT2DModel as data; it predicts the velocity (not that of a flow)."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ import torch
 from ...errors import RequestError
 from ...said import said
 from .adapter import Call, WholeLatentAdapter, tokens_along
-from .key_rules import KeyRules
 from .spec import IMAGE, ModelSpec
 
 _BASE = 32
@@ -156,7 +151,6 @@ HUNYUAN_DIT = ModelSpec(
     cut=(replace(IMAGE, joint={"image_rotary_emb": 0}, rows={"skip": ("hidden_states", 1)}, skips=True),),
     self_attention=("blocks.*.attn1",),
     timestep_embedder="time_extra_emb",
-    keys=KeyRules.read("hunyuan_dit"),
     adapter=WholeLatentAdapter(
         "HunyuanDiT",
         extras=frozenset(

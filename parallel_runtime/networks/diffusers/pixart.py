@@ -1,7 +1,4 @@
-"""PixArt-α and PixArt-Σ: diffusers' PixArtTransformer2DModel as data.
-
-diffusers has no converter for the authors' files: the key rules are written by hand.
-"""
+"""PixArt-α and PixArt-Σ: diffusers' PixArtTransformer2DModel as data."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import torch
 from ...errors import RequestError
 from ...said import said
 from .adapter import Call, WholeLatentAdapter
-from .key_rules import KeyRules
 from .spec import IMAGE, ModelSpec
 
 _PATCH = 2
@@ -86,7 +82,6 @@ PIXART = ModelSpec(
     ),
     self_attention=("transformer_blocks.*.attn1",),
     timestep_embedder="adaln_single",
-    keys=KeyRules.read("pixart"),
     adapter=WholeLatentAdapter(
         "PixArt",
         extras=frozenset({"c_size", "c_ar"}),

@@ -9,7 +9,6 @@ import torch
 from ...errors import RequestError
 from ...said import said
 from .adapter import Call, WholeLatentAdapter, tokens_along
-from .key_rules import KeyRules
 from .spec import TEXT_AND_IMAGE, ModelSpec
 
 _PATCH = 2
@@ -59,7 +58,6 @@ SD3 = ModelSpec(
     ),
     self_attention=("transformer_blocks.*.attn", "transformer_blocks.*.attn2"),
     timestep_embedder="time_text_embed",
-    keys=KeyRules.read("sd3"),
     adapter=WholeLatentAdapter(
         "SD3/3.5",
         extras=frozenset({"y"}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from ...errors import RequestError
 from ...said import said
 from ..tables.blocks import Blocks, Network
 from .adapter import Adapter
-from .key_rules import KeyRules, TensorInfo
 
 TEXT_AND_IMAGE = Blocks(
     "transformer_blocks",
@@ -49,7 +48,6 @@ class ModelSpec:
         self_attention: glob patterns of the modules whose attention runs over the split sequence; () where none is.
         timestep_embedder: module whose first positional argument is the scaled timestep.
         timestep_scale: what the transformer's forward multiplies the timestep by before that module.
-        keys: diffusers' names and the authors' of the same tensors.
         adapter: see `Adapter`.
         token: latent positions along one side of a token.
         former_class: what a config.json may call the class that was written before diffusers gave the family its own.
@@ -62,7 +60,6 @@ class ModelSpec:
     transformer_class: str
     self_attention: tuple[str, ...]
     timestep_embedder: str
-    keys: KeyRules
     adapter: Adapter
     cut: tuple[Blocks, ...] = ()
     whole: tuple[str, ...] = ()
@@ -97,17 +94,6 @@ class ModelSpec:
     def splits_sequence(self) -> bool:
         """Ranks can share out the tokens of a picture."""
         return bool(self.self_attention)
-
-    def original_header(self, header: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-        """Header that a file with diffusers' names would have in the original layout; what has no rule is left out."""
-        original: dict[str, TensorInfo] = {}
-        for rule in self.keys.weight_rules({name: info.shape for name, info in header.items()}):
-            info = header[rule.target]
-            if rule.rows is not None and info.shape:
-                rows = max(sum(rule.rows), original[rule.source].shape[0] if rule.source in original else 0)
-                info = replace(info, shape=(rows, *info.shape[1:]))
-            original[rule.source] = info
-        return original
 
     def check_widths(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Refuse inputs of another model, such as the conditioning of another family's text encoder.

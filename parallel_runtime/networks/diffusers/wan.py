@@ -9,7 +9,6 @@ import torch
 from ...errors import RequestError
 from ...said import said
 from .adapter import TAKE_COMFYUIS, Call, WholeLatentAdapter, tokens_along
-from .key_rules import KeyRules
 from .spec import IMAGE, ModelSpec
 
 _LONGEST_SIDE = 1024  # tokens along one side that diffusers' rotary embedding holds
@@ -77,7 +76,6 @@ WAN = ModelSpec(
     cut=(replace(IMAGE, joint={"rotary_emb": 1}),),
     self_attention=("blocks.*.attn1",),
     timestep_embedder="condition_embedder",
-    keys=KeyRules.read("wan"),
     adapter=WholeLatentAdapter(
         "Wan", frozenset({"clip_fea"}), {"encoder_hidden_states_image": _image}, _check, frames=True
     ),
