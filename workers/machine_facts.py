@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -48,7 +47,7 @@ def find_machine(spec: PoolSpec) -> MachineFacts:
 def remember(spec: PoolSpec, facts: MachineFacts) -> None:
     """Keep what the ranks measured for later pools on the same devices; where the folder cannot be written, do not."""
     if spec.device_type != "cpu":
-        measured.keep(_folder(), _key(spec, _properties(spec), facts.link), asdict(facts))
+        measured.keep(state_directory() / "measured", _key(spec, _properties(spec), facts.link), asdict(facts))
 
 
 def guess_link(gpu: str, peer_access: bool) -> LinkFacts:
@@ -69,7 +68,7 @@ def recall(spec: PoolSpec, gpus: Sequence[Any], memory_bytes: int, link: LinkFac
     assumed = known_gpu(gpus[0].name, int(memory_bytes * _USABLE), link)
     if spec.hosts > 1:
         assumed = replace(assumed, network=ETHERNET, ranks_per_host=len(spec.devices))
-    kept = measured.recall(_folder(), _key(spec, gpus, link))
+    kept = measured.recall(state_directory() / "measured", _key(spec, gpus, link))
     with contextlib.suppress(KeyError, TypeError, msgspec.ValidationError):  # nothing, or what another version wrote
         if "host_rate" in kept and "route" in kept["link"]:  # which were not measured once
             # With today's memory. (The ranks know speeds when they have started.)
@@ -80,10 +79,6 @@ def recall(spec: PoolSpec, gpus: Sequence[Any], memory_bytes: int, link: LinkFac
 def _properties(spec: PoolSpec) -> list[Any]:
     """Of each rank's GPU, as torch tells them."""
     return [torch.cuda.get_device_properties(index) for index in spec.devices]
-
-
-def _folder() -> Path:
-    return state_directory() / "measured"
 
 
 def _key(spec: PoolSpec, gpus: Sequence[Any], link: LinkFacts) -> str:

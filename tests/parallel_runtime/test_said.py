@@ -15,7 +15,7 @@ NESTED = said("{plan}: {how}.", plan="ulysses 2", how=together((said("{n} heads"
 
 
 def travel(message: Failed | Done) -> Failed | Done:
-    return decode_header(encode_header(message), 0, 0)
+    return decode_header(encode_header(message), 0)
 
 
 def parts(text: str) -> object:
@@ -73,4 +73,4 @@ def test_what_is_too_long_or_no_utf_8_travels_as_plain_text():
 def test_damaged_parts_are_a_frame_error():
     raw = encode_header(Failed(1, 0, describe(PoolError(NESTED, ""), 0))).replace(b"{plan}: {how}.", b"\xc1" * 14)
     with pytest.raises(FrameError):
-        decode_header(raw, 0, 0)
+        decode_header(raw, 0)

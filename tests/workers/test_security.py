@@ -93,10 +93,9 @@ def test_no_bytes_on_the_ranks_socket_disturb_the_pool(faulty_pool):
     pool = faulty_pool(1)
     real = encode_header(Hello(0))
     prefixes = st.builds(
-        lambda magic, version, flags, header, payload: PREFIX.pack(magic, version, flags, header, payload),
+        PREFIX.pack,
         st.sampled_from([b"PDiT", b"GET ", b"\x80\x04\x95."]),
         st.sampled_from([VERSION, 0, 65535]),
-        st.integers(0, 65535),
         st.integers(0, 2**32 - 1),
         st.integers(0, 2**64 - 1),
     )
@@ -121,9 +120,9 @@ def test_no_bytes_on_the_ranks_socket_disturb_the_pool(faulty_pool):
     "data",
     [
         b"garbage that is long enough to be a prefix",
-        PREFIX.pack(b"PDiT", VERSION, 0, 2**32 - 1, 0),
-        PREFIX.pack(b"PDiT", VERSION + 1, 0, 0, 0),
-        PREFIX.pack(b"PDiT", VERSION, 0, 100, 0) + b"half a frame",
+        PREFIX.pack(b"PDiT", VERSION, 2**32 - 1, 0),
+        PREFIX.pack(b"PDiT", VERSION + 1, 0, 0),
+        PREFIX.pack(b"PDiT", VERSION, 100, 0) + b"half a frame",
     ],
 )
 def test_garbage_from_the_client_ends_the_pool_with_a_typed_error(faulty_pool, data):

@@ -255,10 +255,6 @@ class PoolClient:
         """Run something that needs a model and its patches, in its turn, in a pool that lives; once more where the
         ranks have forgotten the model or its patches."""
 
-        def with_patches() -> torch.Tensor:
-            self._patches.bring(patches)
-            return run()
-
         def with_weights() -> torch.Tensor:
             self._keeper.settle()
             if self._keeper.running is None or not self._models.knows(model.key):
@@ -266,11 +262,13 @@ class PoolClient:
             elif self._models.has_left(model.key):
                 self._calls.prepare_anew()  # it has to come back: that may fail in PREPARE, but not in a step
             try:
-                return with_patches()
+                self._patches.bring(patches)
+                return run()
             except NotLoadedError:
                 self._patches.forget()
                 self.load(model, should_cancel)
-                return with_patches()
+                self._patches.bring(patches)
+                return run()
 
         with self._turns.take(should_cancel):
             return in_a_living_pool(with_weights)

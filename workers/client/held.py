@@ -8,7 +8,6 @@ import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -57,16 +56,9 @@ class Mirror(OrderedDict[Name, Known]):
             self.popitem(last=False)
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """A conditioning: what can be compared without looking into its tensors, and copies of these."""
-
-    form: str
-    tensors: list[torch.Tensor]
-
-
-class Conditionings(Mirror[int, _Kept]):
-    """Compares contents, not identities: ComfyUI concatenates anew for every step."""
+class Conditionings(Mirror[int, tuple[str, list[torch.Tensor]]]):
+    """Compares contents, not identities: ComfyUI concatenates anew for every step. Known of each is its form, which can
+    be compared without looking into its tensors, and copies of these."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,11 +70,11 @@ class Conditionings(Mirror[int, _Kept]):
         reference, named = refer(next(self._next), arguments, index)
         tensors = list(named.values())
         form = repr((reference.trees, reference.shared, [(each.dtype, each.shape, each.device) for each in tensors]))
-        number = self.find(lambda kept: kept.form == form and all(map(_same, kept.tensors, tensors)))
+        number = self.find(lambda kept: kept[0] == form and all(map(_same, kept[1], tensors)))
         if number is not None:
             return ConditioningRef(number, index=index), {}
         # Copies: the caller may write into its tensors later, and a comparison with itself would not notice.
-        self.hold(reference.id, _Kept(form, [tensor.clone() for tensor in tensors]), _MOST_CONDITIONINGS)
+        self.hold(reference.id, (form, [tensor.clone() for tensor in tensors]), _MOST_CONDITIONINGS)
         return reference, named
 
 

@@ -191,8 +191,3 @@ class Silence:
             self._asked = True
             return "ask"
         return "wait"
-
-    @property
-    def seconds(self) -> float:
-        """Since the supervisor was heard, at the last tick."""
-        return self._last_tick - self._heard

@@ -21,7 +21,7 @@ from ..wire.frames import FrameError
 from ..wire.protocol import AskStatus, Cancel, Done, Failed, Job, Progress, Shutdown, Status
 from ..wire.shared_memory import Transport
 from ..wire.tensors import unpack
-from .life import Life, OpenJob, Silence
+from .life import GIVE_UP_SECONDS, Life, OpenJob, Silence, State
 from .requests import OnProgress, Reply, ShouldCancel, Submission, never
 from .supervisor_process import RANKS, SupervisorProcess, take_early
 from .turns import POLL_SECONDS
@@ -58,25 +58,25 @@ class RunningPool:
 
     def wait_until_ready(self) -> None:
         """Wait until every rank is online; PoolError where they do not come. A cancel leaves the pool starting."""
-        with self.life.changed:
-            while self.life.state == "starting":
-                if self._should_cancel():
-                    raise Cancelled
-                self._mind_silence()
-                self.life.changed.wait(POLL_SECONDS)
+        self._wait_while("starting")
         if not self.alive:
             raise self.death()
 
     def settle(self) -> None:
         """Wait until no job goes on that was cancelled, or end the pool: whoever comes next had no part in it."""
-        while self.life.state == "cancelled":
-            if self._should_cancel():
-                raise Cancelled
-            with contextlib.suppress(PoolError):
+        with contextlib.suppress(PoolError):
+            self._wait_while("cancelled")
+
+    def _wait_while(self, state: State) -> None:
+        """PoolError where the supervisor does not answer meanwhile."""
+        with self.life.changed:
+            while self.life.state == state:
+                if self._should_cancel():
+                    raise Cancelled
                 self._mind_silence()
-            if self.life.cancelled_for > ABANDONED_SECONDS:
-                self._give_up(said("did not end a job that was cancelled"))
-            time.sleep(POLL_SECONDS)
+                if state == "cancelled" and self.life.cancelled_for > ABANDONED_SECONDS:
+                    self._give_up(said("did not end a job that was cancelled"))
+                self.life.changed.wait(POLL_SECONDS)
 
     def status(self, timeout: float = 5.0) -> Status:
         """Ask the supervisor for the pool's state; works while a job runs. `silent` where no answer comes in time."""
@@ -84,13 +84,11 @@ class RunningPool:
         with life.changed:
             before = life.status
             self._connection.offer(AskStatus())
-            life.changed.wait_for(lambda: life.status is not before or life.state == "gone", timeout)
-            if life.status is not None and (life.status is not before or life.state == "gone"):
-                return life.status
-            if life.state == "gone":
+            heard = life.changed.wait_for(lambda: life.status is not before or life.state == "gone", timeout)
+            if heard and life.status is None:
                 raise self.death()
-            known = before or Status("silent", {}, {})
-            return msgspec.structs.replace(known, state="silent")
+            known = life.status or Status("silent", {}, {})
+            return known if heard else msgspec.structs.replace(known, state="silent")
 
     def submit(self, submission: Submission) -> Reply:
         """Run one request to its end: what the ranks report is raised, PoolError where the pool died, Cancelled."""
@@ -172,7 +170,7 @@ class RunningPool:
         if verdict == "ask":
             self._connection.offer(AskStatus())
         elif verdict == "give up":
-            self._give_up(said("did not answer for {seconds} seconds", seconds=f"{self._silence.seconds:.0f}"))
+            self._give_up(said("did not answer for {seconds} seconds", seconds=f"{GIVE_UP_SECONDS:.0f}"))
             raise self.death()
 
     def _give_up(self, why: Said) -> None:

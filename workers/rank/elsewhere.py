@@ -6,6 +6,7 @@ the group waits for fifteen: a machine that is unplugged, or stopped, is noticed
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import socket
@@ -110,19 +111,15 @@ class Relay:
             self._lose(rank, error)
 
     def _beat(self, rank: int, link: GroupLink) -> None:
-        try:
+        with contextlib.suppress(ConnectionClosed):  # who listens to it notices, too
             while True:
                 threading.Event().wait(BEAT_SECONDS)
                 link.send(Heartbeat(0, 0))
-        except ConnectionClosed:
-            return  # who listens to it notices, too
 
     def _lose(self, rank: int, error: ConnectionClosed | FrameError) -> None:
         log.info("rank %d is lost: %s", rank, error)
-        try:
+        with contextlib.suppress(ConnectionClosed):  # the pool ends
             self.send(Lost(rank))
-        except ConnectionClosed:  # the pool ends
-            return
 
 
 Channel = Connection | Relay | GroupLink

@@ -60,19 +60,13 @@ class Heartbeat:
     def watch_compiler(self) -> None:
         """Before this process compiles: that takes minutes without a step, so the heartbeat tells of it, and each graph
         counts as progress. Not before, as the compiler takes seconds to import."""
-        if self._watches_compiler:
-            return
-        self._watches_compiler = True
+        if not self._watches_compiler:
+            self._watches_compiler = True
+            watch(lambda: self._compile(time.monotonic()), lambda: self._compile(None))
 
-        def begin() -> None:
-            self.got_on()
-            self._compiling_since = time.monotonic()
-
-        def end() -> None:
-            self.got_on()
-            self._compiling_since = None
-
-        watch(begin, end)
+    def _compile(self, since: float | None) -> None:
+        self.got_on()
+        self._compiling_since = since
 
 
 def in_collective() -> bool:

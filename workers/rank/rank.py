@@ -72,7 +72,12 @@ class Rank:
         """A job, through both of its phases."""
         self.heartbeat.job = job.number
         if isinstance(job.request, Step):
-            self._repeat(frame, job, job.request)
+            try:
+                kept = self.engine.recall(job.request)
+            except NotLoadedError as error:
+                self.connection.send(Failed(job.number, self.rank, describe(error, self.rank), unbegun=True))
+            else:
+                self._run(frame, job, kept, {})
             return
         begun = time.monotonic()
         prepared = self._prepare(job)
@@ -90,14 +95,6 @@ class Rank:
         if ended - begun > SLOW_SECONDS:
             parts = type(job.request).__name__, ready - begun, running - ready, ended - running
             log.info("%s: prepared in %.1f s, waited for the other ranks %.1f s, ran in %.1f s", *parts)
-
-    def _repeat(self, frame: Frame, job: Job, step: Step) -> None:
-        try:
-            prepared = self.engine.recall(step)
-        except NotLoadedError as error:
-            self.connection.send(Failed(job.number, self.rank, describe(error, self.rank), unbegun=True))
-            return
-        self._run(frame, job, prepared, {})
 
     def _prepare(self, job: Job) -> Prepared | None:
         try:

@@ -9,6 +9,7 @@ import enum
 import os
 import socket
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -76,7 +77,7 @@ class Members:
         self._processes: list[asyncio.subprocess.Process] = []
         self._hearing: list[asyncio.Task[None]] = []
         self._endpoints: dict[int, Endpoint] = {}
-        self._hosts: dict[int, str] = {}
+        self._hosts: defaultdict[int, str] = defaultdict(lambda: "?")
 
     @property
     def complete(self) -> bool:
@@ -201,12 +202,11 @@ class Members:
                 "See which GPUs torch finds there, and what CUDA_VISIBLE_DEVICES says.",
             )  # fmt: skip
         self.devices[online.rank] = online.device
-        if online.host:
-            self._hosts[online.rank] = online.host
+        self._hosts[online.rank] = online.host
 
     def lose(self, rank: int) -> None:
         """Rank 0 says that this one, on another machine, is gone."""
-        what = said("Worker {rank} on host {host} was lost", rank=rank, host=self._host(rank))
+        what = said("Worker {rank} on host {host} was lost", rank=rank, host=self._hosts[rank])
         self._on_loss(Blame.HOST_LOST, what, None)
 
     def stalled(self, rank: int, seconds: float) -> Said:
@@ -216,10 +216,7 @@ class Members:
             template = "Worker {rank} (process {pid}) made no progress for {seconds} seconds"
             return said(template, rank=rank, pid=self.pids[rank], seconds=value)
         template = "Worker {rank} on host {host} made no progress for {seconds} seconds"
-        return said(template, rank=rank, host=self._host(rank), seconds=value)
-
-    def _host(self, rank: int) -> str:
-        return self._hosts.get(rank, "?")
+        return said(template, rank=rank, host=self._hosts[rank], seconds=value)
 
     async def tell(self, message: Message) -> None:
         """Send a message to every rank of the pool; rank 0 passes it on to other machines."""

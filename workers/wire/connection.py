@@ -113,9 +113,9 @@ class Endpoint:
     async def receive(self) -> Frame | None:
         """The next frame, or None at the end of the connection; FrameError where what comes is none."""
         try:
-            flags, header_bytes, payload_bytes = decode_prefix(await self._read(PREFIX.size))
+            header_bytes, payload_bytes = decode_prefix(await self._read(PREFIX.size))
             header = bytes(await self._read(header_bytes))
-            message = decode_header(header, payload_bytes, flags)
+            message = decode_header(header, payload_bytes)
             payload = memoryview(await self._read(payload_bytes)) if payload_bytes else None
         except ConnectionResetError:  # which the kernel tells once, to whoever reads or sends first
             self.left_unread = True

@@ -1,8 +1,8 @@
 """Frames on a socket: prefix, msgpack header, raw tensor bytes. No pickle, every length capped before it is believed.
 
-    magic 4 | version 2 | flags 2 | header bytes 4 | payload bytes 8 | header | payload
+    magic 4 | version 2 | header bytes 4 | payload bytes 8 | header | payload
 
-A frame whose tensors were left out (they go to rank 0 alone, or lie in shared memory) has the flag WITHOUT_PAYLOAD.
+The payload has all bytes of the header's tensors, or none: they go to rank 0 alone, or lie in shared memory.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from parallel_runtime.said import Said, said
 
 from .protocol import VERSION, Message, TensorSpec
 
-PREFIX = struct.Struct("!4sHHIQ")
+PREFIX = struct.Struct("!4sHIQ")
 MAGIC = b"PDiT"
-WITHOUT_PAYLOAD = 1
 MAX_HEADER = 1 << 20
 MAX_PAYLOAD = 1 << 33
 MAX_TENSORS = 4096
@@ -107,38 +106,38 @@ def encode_header(message: Message) -> bytes:
 
 def encode_prefix(header: bytes, payload: int) -> bytes:
     """The fixed part in front of a header and so many bytes of tensors: all that it promises, or none."""
-    return PREFIX.pack(MAGIC, VERSION, 0 if payload else WITHOUT_PAYLOAD, len(header), payload)
+    return PREFIX.pack(MAGIC, VERSION, len(header), payload)
 
 
-def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int, int]:
-    """Return (flags, header bytes, payload bytes); FrameError where it is not ours, or a length is over its cap."""
-    magic, version, flags, header, payload = PREFIX.unpack(prefix)
+def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """Return (header bytes, payload bytes); FrameError where it is not ours, or a length is over its cap."""
+    magic, version, header, payload = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise FrameError("The connection carried bytes that are not of this protocol.")
     if version != VERSION:
         raise FrameError(
             said("The other side speaks protocol version {version}, this side {own}.", version=version, own=VERSION)
         )
-    if header > MAX_HEADER or payload > MAX_PAYLOAD or flags & ~WITHOUT_PAYLOAD:
+    if header > MAX_HEADER or payload > MAX_PAYLOAD:
         raise FrameError(f"A frame announces {header} header bytes and {payload} payload bytes, over the caps.")
-    return flags, header, payload
+    return header, payload
 
 
-def decode_header(header: bytes | bytearray, payload: int, flags: int) -> Message:
-    """Decode a header and check that its tensors add up to the payload that was announced; else FrameError."""
+def decode_header(header: bytes | bytearray, payload: int) -> Message:
+    """Decode a header and check that its tensors add up to the payload that is announced, if any; else FrameError."""
     try:
         message = _decoder.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"A message could not be read: {error}.") from error
     promised = payload_bytes(message)
-    if payload != (0 if flags & WITHOUT_PAYLOAD else promised):
+    if payload not in (0, promised):
         raise FrameError(f"A frame announces {payload} payload bytes, but its tensors need {promised}.")
     return message
 
 
 def read_frame(read: Callable[[int], bytes | bytearray]) -> Frame:
     """The next frame of what `read` gives, so many bytes each time."""
-    flags, header_bytes, payload_bytes = decode_prefix(read(PREFIX.size))
+    header_bytes, payload_bytes = decode_prefix(read(PREFIX.size))
     header = bytes(read(header_bytes))
-    message = decode_header(header, payload_bytes, flags)
+    message = decode_header(header, payload_bytes)
     return Frame(message, header, memoryview(read(payload_bytes)) if payload_bytes else None)
