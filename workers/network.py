@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import psutil
 
@@ -16,32 +15,22 @@ LISTEN = "PARALLEL_DIT_LISTEN"
 _HOW = "docs/several-hosts.md shows how to set up several hosts."
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Where torchrun of the first machine listens for the others."""
-
-    address: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.address}:{self.port}"
-
-    def check_free(self) -> None:
-        """Find here, with its cause, what torchrun would say in its log."""
-        interface_of(self.address)
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self.address, self.port))
-            except OSError as error:
-                raise ConfigurationError(
-                    said("Cannot listen on {where}: {strerror}.", where=str(self), strerror=error.strerror),
-                    said("Set ${listen} to an address of this host with a free port.", listen=LISTEN),
-                ) from error
+def check_free(address: str, port: int) -> None:
+    """Find here, with its cause, what torchrun would say in its log."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            raise ConfigurationError(
+                said("Cannot listen on {where}: {strerror}.", where=f"{address}:{port}", strerror=error.strerror),
+                said("Set ${listen} to an address of this host with a free port.", listen=LISTEN),
+            ) from error
 
 
-def read_meeting(environment: Mapping[str, str]) -> Meeting:
-    """The first machine's setting; ConfigurationError where it is missing, or no address with a port."""
+def read_meeting(environment: Mapping[str, str]) -> tuple[str, int]:
+    """Address and port at which torchrun of the first machine listens for the others; ConfigurationError where they are
+    not set, or are none."""
     text = environment.get(LISTEN)
     if not text:
         what = "The parallel configuration asks for several hosts, but ${listen} is not set where ComfyUI runs."
@@ -52,7 +41,7 @@ def read_meeting(environment: Mapping[str, str]) -> Meeting:
             said("{text} is not an address with a port.", text=repr(text)), "Write it as 10.0.0.1:29600."
         )
     try:
-        return Meeting(socket.gethostbyname(match[1]), int(match[2]))
+        return socket.gethostbyname(match[1]), int(match[2])
     except (OSError, UnicodeError) as error:
         what = "${listen} is {text}, and {name} has no IP address: {error}."
         raise ConfigurationError(said(what, listen=LISTEN, text=text, name=match[1], error=error), _HOW) from error

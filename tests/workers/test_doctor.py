@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from workers.doctor import __main__ as doctor
-from workers.doctor.findings import Finding, find
 from workers.doctor.link_check import LinkCheck, find_failure
 from workers.doctor.machine import OLDEST, Machine
-from workers.doctor.report import write_report
+from workers.doctor.report import Finding, find, write_report
 from workers.launch import PACK_ROOT, PoolSpec
 
 if sys.version_info >= (3, 11):

@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 from tests.patience import SOON, wait_until
-from workers.doctor.findings import find
 from workers.doctor.link_check import check_links
 from workers.doctor.link_rank import WrongResult, verify
+from workers.doctor.report import find
 from workers.launch import PACK_ROOT, PoolSpec
 from workers.leftovers import remove_leftovers
 

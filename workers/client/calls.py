@@ -5,7 +5,7 @@ transformer is a step where they keep it prepared, else it brings all that prepa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from parallel_runtime.requests.trees import flatten
 from parallel_runtime.said import said
 
 from .held import Attachments, Conditionings, Mirror
-from .requests import LoopRequest, OnProgress, Reply, Submission, check_latent, require_finite
+from .requests import LoopRequest, OnProgress, Submission, Submit, check_latent, require_finite
 
 _MOST_PREPARED = 16
 
@@ -27,7 +27,7 @@ _MOST_PREPARED = 16
 class Calls:
     """Knows which conditionings and calls the ranks keep, as far as this side can know."""
 
-    def __init__(self, submit: Callable[[Submission], Reply]):
+    def __init__(self, submit: Submit):
         self._conditionings = Conditionings()
         self._numbers = itertools.count(1)
         self._prepared: Mirror[int, Hashable] = Mirror()

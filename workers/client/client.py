@@ -80,10 +80,7 @@ class PoolClient:
             self._keeper.begin()
 
     def load(
-        self,
-        model: ModelRequest,
-        should_cancel: ShouldCancel = never,
-        make_room: Callable[[int], None] | None = None,
+        self, model: ModelRequest, should_cancel: ShouldCancel = never, make_room: Callable[[int], None] | None = None
     ) -> Loaded:
         """Have a model in the pool, on the ranks' devices; quick when it is there already.
 

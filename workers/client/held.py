@@ -19,7 +19,7 @@ from parallel_runtime.requests.patches import Attached
 from parallel_runtime.requests.requests import Attach, ComfyuiCode, ConditioningRef, KeepPatches, attached_name
 
 from ..wire.tensors import in_pieces
-from .requests import Reply, Submission
+from .requests import Submission, Submit
 
 MOST_SETS = 32
 MOST_BYTES = 4 << 30
@@ -93,7 +93,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 class Attachments:
     """Keeps the ranks' networks those that somebody here has."""
 
-    def __init__(self, submit: Callable[[Submission], Reply]):
+    def __init__(self, submit: Submit):
         self._submit = submit
         self._held: Mirror[int, Callable[[], torch.nn.Module | None]] = Mirror()
 
@@ -124,7 +124,7 @@ class Attachments:
 class Patches:
     """Sets of weight patches, each with its factors by their bytes; several sets may have factors in common."""
 
-    def __init__(self, submit: Callable[[Submission], Reply]):
+    def __init__(self, submit: Submit):
         self._submit = submit
         self._sets: Mirror[str, dict[str, int]] = Mirror()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -50,12 +49,6 @@ class OpenJob:
     awaited: bool = True
     goes_on: bool = True
     since: float = 0.0
-
-    def hear(self, seconds: float) -> Frame | None:
-        """What comes next of it; None where nothing does for so long."""
-        with contextlib.suppress(queue.Empty):
-            return self.frames.get(timeout=seconds)
-        return None
 
 
 class Life:

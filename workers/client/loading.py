@@ -13,7 +13,7 @@ from parallel_runtime.requests.requests import Answer, Load, Loaded, Survey, Sur
 from ..launch import resolve_devices
 from ..machine_facts import find_machine, remember
 from .keeper import Keeper
-from .requests import ModelRequest, Reply, Submission
+from .requests import ModelRequest, Reply, Submission, Submit
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,7 @@ class LoadedModels:
         return [KnownModel(request, loaded, self.bytes_of(name)) for name, (request, loaded) in entries]
 
     def load(
-        self,
-        model: ModelRequest,
-        keeper: Keeper,
-        submit: Callable[[Submission], Reply],
-        make_room: Callable[[int], None] | None,
+        self, model: ModelRequest, keeper: Keeper, submit: Submit, make_room: Callable[[int], None] | None
     ) -> Loaded:
         """Have the ranks load a model; see `PoolClient.load`."""
         model.check_files()

@@ -59,6 +59,9 @@ class Reply:
     finite: bool = True
 
 
+Submit = Callable[[Submission], Reply]
+
+
 @dataclass(frozen=True)
 class ModelRequest:
     """A model as the artist asked for it.

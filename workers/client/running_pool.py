@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import threading
 import time
 from collections.abc import Sequence
@@ -117,7 +118,9 @@ class RunningPool:
         cancelled_at: float | None = None
         told = False
         while True:
-            frame = job.hear(POLL_SECONDS)
+            frame = None
+            with contextlib.suppress(queue.Empty):
+                frame = job.frames.get(timeout=POLL_SECONDS)
             if frame is None:
                 if self.life.state == "gone" and job.frames.empty():
                     raise self.death()

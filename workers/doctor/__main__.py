@@ -19,10 +19,9 @@ from parallel_runtime.said import Said
 
 from ..launch import PoolSpec, resolve_devices
 from ..processes import die_with_parent
-from .findings import find, find_in_software
 from .link_check import LinkCheck, check_links
 from .machine import ask_torch, look
-from .report import write_report
+from .report import find, find_in_software, write_report
 
 LINK_SECONDS = 90.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -47,15 +48,13 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Heartbeat thread."""
-        while True:
-            threading.Event().wait(HEARTBEAT_SECONDS)
-            try:
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                threading.Event().wait(HEARTBEAT_SECONDS)
                 self._connection.send(Beat(self._rank, self.progress, in_collective()))
                 since, job = self._compiling_since, self.job
                 if since is not None and job is not None and time.monotonic() - since < COMPILE_SECONDS:
                     self._connection.send(Doing(job, "compile"))
-            except ConnectionClosed:
-                return
 
     def watch_compiler(self) -> None:
         """Before this process compiles: that takes minutes without a step, so the heartbeat tells of it, and each graph

@@ -27,8 +27,6 @@ HELLO_SECONDS = 10.0
 ACCEPT_PAUSE_SECONDS = 0.2
 POLL_SECONDS = 0.1
 PUMP_SECONDS = 1.0
-BACKLOG = 512
-"""Connections that the kernel holds until they are accepted: no fewer when a pool is small."""
 
 
 class Blame(enum.IntEnum):
@@ -139,8 +137,17 @@ class Members:
 
     async def open(self, listener: socket.socket) -> None:
         """Take in processes of this user that the pool itself has started. A stranger is hung up on."""
+        failed = False
         while True:
-            connection = await self._accept(listener)
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError as error:  # descriptors or memory ran out, or the other side has hung up already
+                if not failed:
+                    self._log.write(f"cannot accept a connection now: {error}")
+                failed = True
+                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
+            failed = False
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             pid, uid, _ = struct.unpack("3i", credentials)
             if uid != os.getuid():
@@ -149,17 +156,6 @@ class Members:
                 self._refuse(connection, f"pid {pid}, which this pool did not start")
             else:
                 self._watch(self._greet(Endpoint(connection), pid))
-
-    async def _accept(self, listener: socket.socket) -> socket.socket:
-        failures = 0
-        while True:
-            try:
-                return (await asyncio.get_running_loop().sock_accept(listener))[0]
-            except OSError as error:  # descriptors or memory ran out, or the other side has hung up already
-                if not failures:
-                    self._log.write(f"cannot accept a connection now: {error}")
-                failures += 1
-                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
 
     async def _greet(self, endpoint: Endpoint, pid: int) -> None:
         try:
@@ -204,7 +200,7 @@ class Members:
         self.devices[online.rank] = online.device
         self._hosts[online.rank] = online.host
 
-    def lose(self, rank: int) -> None:
+    async def lose(self, rank: int) -> None:
         """Rank 0 says that this one, on another machine, is gone."""
         what = said("Worker {rank} on host {host} was lost", rank=rank, host=self._hosts[rank])
         self._on_loss(Blame.HOST_LOST, what, None)

@@ -23,7 +23,7 @@ from parallel_runtime.said import Said, said, together
 
 from ..compiled_cache import prune
 from ..launch import PoolSpec, rank_commands, rank_environment, read_seconds, state_directory
-from ..network import interface_of, read_meeting
+from ..network import check_free, interface_of, read_meeting
 from ..pool_log import PoolLog, tell_of_fresh_pool
 from ..processes import end_descendants
 from ..wire import protocol
@@ -32,7 +32,7 @@ from ..wire.error_info import ErrorInfo, describe
 from ..wire.frames import Frame
 from ..wire.protocol import Failed, Heartbeat, PoolState, Status
 from .jobs import Jobs
-from .members import BACKLOG, Blame, Members
+from .members import Blame, Members
 from .stall import FLOOR_SECONDS, TICK_SECONDS
 
 START_SECONDS = 300.0
@@ -82,12 +82,12 @@ class Supervisor:
         """Listen, and start the ranks. What fails here is the pool's death, with its cause."""
         start_seconds = read_seconds(os.environ, "PARALLEL_DIT_START_SECONDS", START_SECONDS)
         self.jobs.stall.floor = read_seconds(os.environ, "PARALLEL_DIT_STALL_SECONDS", FLOOR_SECONDS)
-        self._watch(self.members.open(listen_in(self.directory, BACKLOG)))
+        self._watch(self.members.open(listen_in(self.directory)))
         interface, where = "lo", ""
         if self.spec.hosts > 1:
-            meeting = read_meeting(os.environ)
-            meeting.check_free()
-            interface, where = interface_of(meeting.address), str(meeting)
+            address, port = read_meeting(os.environ)
+            interface, where = interface_of(address), f"{address}:{port}"
+            check_free(address, port)
         environment = rank_environment(self.spec, self.directory, os.environ, interface)
         for command, own in rank_commands(self.spec, self.rank_module, where):
             await self.members.start(command, environment | own)
@@ -227,10 +227,6 @@ async def _end(pool: Supervisor, *_: object) -> None:
     pool.ended.set()
 
 
-async def _lose(pool: Supervisor, _: Frame, lost: protocol.Lost) -> None:
-    pool.members.lose(lost.rank)
-
-
 Handler = Callable[[Supervisor, Frame, Any], Awaitable[None]]
 """Gets the frame as it came, and the message in it."""
 OF_CLIENT: dict[type, Handler] = {
@@ -242,7 +238,7 @@ OF_CLIENT: dict[type, Handler] = {
 """Who answers what the client says."""
 OF_RANK: dict[type, Handler] = {
     protocol.Online: lambda pool, _, online: pool.arrive(online),
-    protocol.Lost: _lose,
+    protocol.Lost: lambda pool, _, lost: pool.members.lose(lost.rank),
     **dict.fromkeys((protocol.Doing, protocol.Progress), lambda pool, frame, message: pool.tell(frame, message)),
     **dict.fromkeys(
         (protocol.Ready, protocol.Done, Failed), lambda pool, frame, answer: pool.jobs.answer(frame, answer)

@@ -8,13 +8,15 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from .frames import PREFIX, Frame, decode_header, decode_prefix, encode_header, encode_prefix, read_frame
 from .protocol import Message
 
 STUCK_SECONDS = 0.05
+BACKLOG = 512
+"""Connections of ranks that the kernel holds until they are accepted."""
 
 
 class ConnectionClosed(Exception):
@@ -156,29 +158,30 @@ class Endpoint:
             self.left_unread = True
 
 
-def listen_in(folder: Path, backlog: int) -> socket.socket:
+def listen_in(folder: Path) -> socket.socket:
     """A non-blocking listener for ranks in the pool's private folder."""
-    sock = _at_socket_of(folder, lambda sock, path: sock.bind(path))
-    sock.listen(backlog)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _socket_of(folder) as path:
+        sock.bind(path)
+    sock.listen(BACKLOG)
     sock.setblocking(False)
     return sock
 
 
 def connect_in(folder: Path) -> socket.socket:
     """Connect to it; OSError where nobody listens there."""
-    return _at_socket_of(folder, lambda sock, path: sock.connect(path))
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _socket_of(folder) as path:
+        sock.connect(path)
+    return sock
 
 
-def _at_socket_of(folder: Path, use: Callable[[socket.socket, str], None]) -> socket.socket:
+@contextlib.contextmanager
+def _socket_of(folder: Path) -> Iterator[str]:
     """The kernel takes 107 bytes as the path of a Unix socket, and $TMPDIR alone may have more. Through the descriptor
     of the folder the path is short."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        use(sock, f"/proc/self/fd/{descriptor}/ranks.socket")
-    except OSError:
-        sock.close()
-        raise
+        yield f"/proc/self/fd/{descriptor}/ranks.socket"
     finally:
         os.close(descriptor)
-    return sock

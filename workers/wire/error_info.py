@@ -28,7 +28,6 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     consequence: bool = False
 
 
-_POOL_FAILED = "The workers failed with {error}."
 _RANK_FAILED = "Worker {rank} failed with {error}."
 
 
@@ -39,7 +38,11 @@ def describe(error: BaseException, rank: int | None, traceback: str = "") -> Err
         return ErrorInfo(type(error).__name__, _portable(error.cause), _portable(error.fix), rank, traceback)
     text = _plain(str(error).strip().split("\n")[0][:_LONGEST_TEXT])
     what = f"{type(error).__name__}: {text.rstrip('.')}"
-    cause = said(_POOL_FAILED, error=what) if rank is None else said(_RANK_FAILED, rank=rank, error=what)
+    cause = (
+        said("The workers failed with {error}.", error=what)
+        if rank is None
+        else said(_RANK_FAILED, rank=rank, error=what)
+    )
     return ErrorInfo("PoolError", cause, Said(""), rank, traceback)
 
 

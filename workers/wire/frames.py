@@ -82,17 +82,6 @@ def tensor_bytes(spec: TensorSpec) -> int:
     return ITEM_BYTES[spec.dtype] * math.prod(spec.shape)
 
 
-def payload_bytes(message: Message) -> int:
-    """Bytes of the payload that a message's tensor list promises, checked against the caps."""
-    specs: Sequence[TensorSpec] = getattr(message, "tensors", ())
-    if len(specs) > MAX_TENSORS:
-        raise FrameError(f"A frame lists {len(specs)} tensors; at most {MAX_TENSORS} travel at once.")
-    total = sum(tensor_bytes(spec) for spec in specs)
-    if total > MAX_PAYLOAD:
-        raise FrameError(f"A frame promises {total} bytes of tensors; at most {MAX_PAYLOAD} travel at once.")
-    return total
-
-
 def encode_header(message: Message) -> bytes:
     """The header's bytes; FrameError where they are more than the receiver accepts."""
     header = _encoder.encode(message)
@@ -129,7 +118,12 @@ def decode_header(header: bytes | bytearray, payload: int) -> Message:
         message = _decoder.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"A message could not be read: {error}.") from error
-    promised = payload_bytes(message)
+    specs: Sequence[TensorSpec] = getattr(message, "tensors", ())
+    if len(specs) > MAX_TENSORS:
+        raise FrameError(f"A frame lists {len(specs)} tensors; at most {MAX_TENSORS} travel at once.")
+    promised = sum(tensor_bytes(spec) for spec in specs)
+    if promised > MAX_PAYLOAD:
+        raise FrameError(f"A frame promises {promised} bytes of tensors; at most {MAX_PAYLOAD} travel at once.")
     if payload not in (0, promised):
         raise FrameError(f"A frame announces {payload} payload bytes, but its tensors need {promised}.")
     return message
