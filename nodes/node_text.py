@@ -84,7 +84,12 @@ def failing_shown() -> Iterator[None]:
         raise
 
 
+def where_known(**arguments: Any) -> dict[str, Any]:
+    """Those arguments that io.Schema has in this ComfyUI; 0.8 has fewer of them."""
+    known = inspect.signature(io.Schema).parameters
+    return {name: value for name, value in arguments.items() if name in known}
+
+
 def found_by(*words: str) -> dict[str, Any]:
-    """An argument of io.Schema; none in a ComfyUI that does not know it (0.8)."""
-    known = "search_aliases" in inspect.signature(io.Schema).parameters
-    return {"search_aliases": list(words)} if known else {}
+    """Words that find a node in the menu, as an argument of io.Schema."""
+    return where_known(search_aliases=list(words))

@@ -19,7 +19,7 @@ from parallel_runtime.config import (
 
 from .config_meaning import preview
 from .menu_entry import MenuEntry, numbers
-from .node_text import found_by, show_text
+from .node_text import found_by, show_text, where_known
 
 AUTO = "auto"
 ConfigSocket = io.Custom("PARALLEL_CONFIG")
@@ -68,6 +68,7 @@ class ParallelConfigNode(io.ComfyNode):
             description="How a model is split over the GPUs. Leave everything on auto, or connect no config at all: "
             "the split is then chosen from the model, the picture and the devices.",
             **found_by("multi gpu", "devices", "ulysses", "parallel"),
+            **where_known(has_intermediate_output=True),  # ComfyUI sends the text again where the node is cached
             inputs=[
                 io.String.Input(
                     "devices",

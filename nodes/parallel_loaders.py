@@ -14,7 +14,7 @@ from parallel_runtime.said import said
 
 from .model_files import list_gguf_files
 from .model_loading import file_stamp, load_on_node, model_inputs
-from .node_text import failing_shown, found_by, show_text
+from .node_text import failing_shown, found_by, show_text, where_known
 
 _LOADER_WORDS = (
     "load diffusion", "multi gpu", "all gpus", "distributed", "parallel", "flux", "qwen", "wan", "z-image", "ltx",
@@ -60,6 +60,7 @@ class ParallelLoader(io.ComfyNode):
             description="Loads a diffusion transformer on several GPUs at once. Takes the place of Load Diffusion "
             "Model; the rest of the graph stays as it is.",
             **found_by(*_LOADER_WORDS, "load diffusion model", "diffusion model", "unet", "unet loader", "gguf"),
+            **where_known(has_intermediate_output=True),  # ComfyUI sends the text again where the node is cached
             inputs=[
                 io.Combo.Input(
                     "model_name",
@@ -103,6 +104,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
             "Load Checkpoint does. Takes the place of Load Checkpoint and of Load Checkpoint Image Only; the rest of "
             "the graph stays as it is.",
             **found_by(*_LOADER_WORDS, "load checkpoint", "image only", "ckpt", "unet"),
+            **where_known(has_intermediate_output=True),  # ComfyUI sends the text again where the node is cached
             inputs=[
                 io.Combo.Input(
                     "ckpt_name",

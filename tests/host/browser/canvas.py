@@ -48,6 +48,11 @@ class Canvas:
         if _OURS in text or "ParallelDiT" in text:
             self.errors.append(text)
 
+    def wait_until_there(self) -> None:
+        """After the page was opened or loaded again."""
+        self.page.wait_for_function(READY)
+        self.page.wait_for_function("() => !!LiteGraph.registered_node_types.ParallelLoader")
+
     def run(self, script: str, argument: Any = None) -> Any:
         """Value of a JavaScript function, awaited."""
         return self.page.evaluate(script, argument)
@@ -108,8 +113,7 @@ def open_canvas(address: str, width: int = 1280, height: int = 800) -> Iterator[
             page.set_default_timeout(LONGEST)
             canvas = Canvas(page)
             page.goto(f"http://{address}/")
-            page.wait_for_function(READY)
-            page.wait_for_function("() => !!LiteGraph.registered_node_types.ParallelLoader")
+            canvas.wait_until_there()
             yield canvas
         finally:
             browser.close()

@@ -42,6 +42,11 @@ api.dispatchCustomEvent = function (type, detail) {
   return ours ? show(detail.nodeId, detail.text) : dispatch.call(this, type, detail);
 };
 api.addEventListener("parallel_dit.text", ({ detail }) => show(detail.node, detail.text));
+// A cached node runs not again, and a page that was loaded since then has not heard of it.
+api.addEventListener("executed", ({ detail }) => {
+  const text = detail.output?.text?.[0];
+  if (text && !texts.has(String(detail.node)) && OURS.has(kindOf(nodesOfPath(detail.node).at(-1)))) show(detail.node, text);
+});
 
 // The canvas of frontend 1.58 takes its texts away when a prompt ends, or the next one begins.
 const shows = (node) => Boolean(node?.parallelDitText || (node && widgetOf(node)?.value));
