@@ -156,7 +156,7 @@ FAMILIES: dict[str, Family] = {
         (
             tiny_hunyuan_dit.make_call(1, (6, 8), 2, sizes=True),
             tiny_hunyuan_dit.make_call(2, (9, 14), sizes=True),  # 35
-            tiny_hunyuan_dit.make_call(3, (7, 6), texts=(10, 9), sizes=True),  # 12, prompts longer than learned
+            tiny_hunyuan_dit.make_call(3, (7, 6), sizes=True),  # 12
         ),
     ),
     "HunyuanDiT 1.2": Family(
@@ -165,7 +165,7 @@ FAMILIES: dict[str, Family] = {
         (
             tiny_hunyuan_dit.make_call(1, (6, 8), 2),
             tiny_hunyuan_dit.make_call(2, (9, 14), sizes=True),
-            tiny_hunyuan_dit.make_call(3, (7, 6), texts=(10, 9), sizes=True),
+            tiny_hunyuan_dit.make_call(3, (7, 6), sizes=True),
         ),
         # Its rotary embedding has been split when the tokens are counted.
         tiny_hunyuan_dit.make_call(1, (2, 2)),

@@ -137,7 +137,7 @@ def _models(known: Sequence[KnownModel]) -> list[dict[str, Any]]:
 def _model(model: KnownModel) -> dict[str, Any]:
     return {
         "name": Path(model.request.path).name,
-        "family": model.loaded.spec,
+        "family": model.loaded.family,
         "dtype": model.request.dtype,
         "state": "resident" if model.bytes else "parked",
         "bytes_per_rank": model.bytes or model.loaded.bytes_per_rank,

@@ -19,17 +19,13 @@ class Family:
     """A family of ComfyUI's networks, which check their arguments themselves.
 
     Args:
-        name: for the client.
         title: how artists call it.
         patch: latent positions that a token takes, by the last dims of the latent.
         rows_together: every rank computes all rows of a batch, so that there is one to plan for.
         joins_text: the text's tokens run through the blocks, too.
     """
 
-    def __init__(
-        self, name: str, title: str, patch: tuple[int, ...], rows_together: bool = False, joins_text: bool = True
-    ):
-        self.name = name
+    def __init__(self, title: str, patch: tuple[int, ...], rows_together: bool = False, joins_text: bool = True):
         self.title = title
         self._patch = patch
         self._rows_together = rows_together
@@ -68,7 +64,7 @@ class DiffusersFamily(Family):
     def __init__(self, spec: ModelSpec, config: dict[str, Any]):
         # A text that the blocks take by cross-attention is none of their tokens.
         joined = any(len(blocks.tokens) > 1 for blocks in spec.cut)
-        super().__init__(spec.name, spec.title, (spec.token, spec.token), joins_text=joined)
+        super().__init__(spec.title, (spec.token, spec.token), joins_text=joined)
         self._spec = spec
         self._config = config
 

@@ -24,6 +24,7 @@ from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.comfy_network import ComfyNetwork
 from ..networks.comfyui.description import Described, describe_network
+from ..networks.diffusers.lean_imports import leave_out_unused_packages
 from ..networks.diffusers.parallel_transformer import parallelize
 from ..networks.facts import describe
 from ..networks.marked_blocks import mark_blocks
@@ -102,11 +103,12 @@ class Opened(ABC):
 
 
 class OpenedCheckpoint(Opened):
-    """For a class of diffusers."""
+    """For a class of diffusers, whose unused parts this process shall not import."""
 
     def __init__(self, request: Load):
         self._checkpoint: Checkpoint = open_checkpoint(request.path)
         spec = self._checkpoint.spec
+        leave_out_unused_packages()
         network: Any = build_transformer(self._checkpoint)
         self.dtype = getattr(torch, request.dtype)
         self.facts = describe(network, spec.network, spec.title, self.dtype.itemsize, (spec.token, spec.token))
@@ -159,7 +161,7 @@ class OpenedNetwork(Opened):
         title = described.facts.title
         self.dtype = getattr(torch, request.dtype)
         self.facts = described.facts
-        self.family = Family(f"ComfyUI {title}", title, described.patch, described.rows_together)
+        self.family = Family(title, described.patch, described.rows_together)
         self.identity = self._file.identity, self._stored, code.fast_float8
         self.weight_bytes = self._file.size
         self.title = f"{title} of {self._file.path.name}"

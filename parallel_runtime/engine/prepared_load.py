@@ -83,7 +83,7 @@ def prepare_load(state: RankState, request: Load, control: Control) -> Prepared:
         picture = typical(*request.size) if wish.config.patches is None else TYPICAL
         shown = replace(wish, request=picture, machine=measured)
         answer = Loaded(
-            resident.family.name,
+            resident.family.title,
             resident.size,
             reused,
             together((explain(shown), notes)),

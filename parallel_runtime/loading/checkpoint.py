@@ -1,12 +1,8 @@
-"""Opens a model path: what it is, its diffusers config and where its tensors lie. Reads headers only.
-
-Free of diffusers, so that the ComfyUI process can use it too.
-"""
+"""Opens a folder of diffusers': what it is, its config and where its tensors lie. Reads headers only."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +10,13 @@ from typing import Any
 from ..errors import UnsupportedModelError
 from ..networks.diffusers.registry import MODELS
 from ..networks.diffusers.spec import ModelSpec
-from ..said import Said, said
+from ..said import said
 from .config_limits import check_config
-from .files import Identity, expand, find_files, identity, read_json
+from .contents import name_contents
+from .files import Identity, find_files, identity
+from .folder import read_json
 from .header import TensorInfo, read_header
+from .paths import expand
 from .reading import STORED, Place
 
 _QUANTISED_ENDINGS = (".comfy_quant", ".weight_scale", ".scale_weight", ".weight_scale_2", ".absmax", ".quant_map")
@@ -102,36 +101,8 @@ def _refuse_quantised(path: Path, header: Mapping[str, TensorInfo], metadata: Ma
 def _quantised(path: Path, why: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         said("{path} {why}.", path=path, why=why),
-        "The diffusers network runs plain files alone: choose a .safetensors file in Parallel Loader, or use the "
-        "bf16, fp16 or fp32 file of this model.",
+        "Use the bf16, fp16 or fp32 weights of this model.",
     )
-
-
-_TELLTALES: tuple[tuple[Said, str], ...] = (
-    (said("a LoRA"), r"lora_(A|B|up|down)|\.lora\.|lokr_w|hada_w|dora_scale|\.oft_blocks"),
-    (said("a ControlNet"), r"^(control_model|controlnet)|controlnet_(blocks|x_embedder|cond_embedding|mode_embed)"),
-    (said("a Sana transformer"), r"^(blocks\.0\.mlp\.inverted_conv|transformer_blocks\.0\.ff\.conv_inverted)\."),
-    (said("a Latte transformer"), r"^temporal_transformer_blocks\."),
-    (said("a Kolors U-Net"), r"^encoder_hid_proj\."),
-    (said("a VAE"), r"^(first_stage_model\.|vae\.)?(encoder|decoder)\.(conv_in|conv1|conv_out|downsamples)\."),
-    (said("a CLIP text encoder"), r"(text_model\.encoder|transformer\.resblocks)"),
-    (said("a CLIP vision encoder"), r"vision_model\.encoder"),
-    (said("a T5 text encoder"), r"encoder\.block\.0\.layer\.0\.SelfAttention\."),
-    (said("a language model"), r"model\.layers\.0\.self_attn\."),
-)
-"""What ComfyUI's networks do not run, and an expression that finds it in a key (prefix taken off): the first counts."""
-
-
-def name_contents(keys: Iterable[str]) -> Said:
-    """Describe a file by its keys, such as "a VAE", else by the first few keys."""
-    keys = sorted(keys)
-    for what, telltale in _TELLTALES:
-        if any(re.search(telltale, key) for key in keys):
-            return what
-    if not keys:
-        return said("a file without tensors")
-    names = ", ".join(keys[:4])
-    return said("something unknown, with {count} tensors such as {names}", count=len(keys), names=names)
 
 
 def unsupported(path: object, what: str) -> UnsupportedModelError:

@@ -23,8 +23,8 @@ import torch
 
 from ..errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from ..said import said
-from .files import reading
 from .header import AGAIN, LARGEST_HEADER, LONGEST_KEY, MOST_TENSORS
+from .paths import reading
 
 SUFFIX = ".gguf"
 _LONGEST_REASON = 300

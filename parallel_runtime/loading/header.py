@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..said import said
-from .files import reading
+from .paths import reading
 
 _LENGTH = struct.Struct("<Q")
 LARGEST_HEADER = 16 << 20

@@ -18,8 +18,8 @@ from torch import nn
 from ..errors import UnsupportedModelError
 from ..replaced import replaced
 from ..said import Said, said
-from .checkpoint import name_contents
 from .config_limits import check_host_header
+from .contents import name_contents
 from .files import Identity, identity
 from .gguf_pack import GgufPack, open_pack
 from .host_model import build_model

@@ -23,7 +23,7 @@ import torch
 from ..errors import CheckpointError
 from ..pinned_memory import pinned
 from ..said import said
-from .files import reading
+from .paths import reading
 
 THREADS = 8
 BUFFER = 16 << 20

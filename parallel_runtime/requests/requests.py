@@ -349,7 +349,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     """Answer to `Load`.
 
     Args:
-        spec: registry name of the family.
+        family: as artists call it.
         bytes_per_rank: parameter bytes that one rank holds.
         reused: it was resident already.
         explanation: the plan for a single picture, in words.
@@ -359,7 +359,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
         details: of that plan.
     """
 
-    spec: str
+    family: str
     bytes_per_rank: int
     reused: bool
     explanation: Said

@@ -35,22 +35,21 @@ _SEEN = {"fields": {"penultimate_hidden_states": [1, 257, 1280]}}
 _START = {"concat_latent_image": [1, 16, 3, 7, 10], "concat_mask": [1, 1, 3, 7, 10]}
 OTHERS = {
     "2.2 5B from an image: a noise mask, and a timestep per frame": (
-        replace(UNEQUAL, model=LARGE_VAE, latent=(0, 1, 8, 8), mask=True), {}, "denoise_mask"
+        replace(UNEQUAL, model=LARGE_VAE, latent=(0, 1, 8, 8), mask=True), {}
     ),
-    "from an image, without CLIP vision": (replace(UNEQUAL, model=CLIP), _START, "CLIP vision's view of a start image"),
+    "from an image, without CLIP vision": (replace(UNEQUAL, model=CLIP), _START),
     "from an image, with a prompt of another length": (
-        replace(UNEQUAL, model=CLIP, lengths=(9, 9)), {"clip_vision_output": _SEEN, **_START}, "prompts of 512 tokens"
+        replace(UNEQUAL, model=CLIP, lengths=(9, 9)), {"clip_vision_output": _SEEN, **_START}
     ),
     "CLIP vision without an image embedder": (
-        replace(UNEQUAL, model=IMAGE), {"clip_vision_output": _SEEN, **_START}, "no image embedder"
+        replace(UNEQUAL, model=IMAGE), {"clip_vision_output": _SEEN, **_START}
     ),
     "first and last frame, with one side": (
         replace(UNEQUAL, model=TWO_CLIPS, lengths=(512, 512), steps=2),
         {"clip_vision_output": _SEEN, **_START},
-        "a start and an end image",
     ),
 }  # fmt: skip
-"""What diffusers' Wan does not take, and ComfyUI's own network does, which runs every file."""
+"""What more comes with a picture, and what is left out of it."""
 FRAMES = 9
 """Frames of the video, which are three in the latent."""
 
@@ -105,8 +104,8 @@ def with_values(graph: Prompt, values: dict) -> Prompt:
 @pytest.mark.slow_but_for("KSampler-2.2 5B from an image: a noise mask, and a timestep per frame")
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("sampler_node", SAMPLER_NODES)
-def test_what_diffusers_wan_does_not_take_is_the_same_through_comfyuis_network(wan, name, sampler_node):
-    workflow, values, _ = OTHERS[name]
+def test_a_video_from_a_picture_is_the_same(wan, name, sampler_node):
+    workflow, values = OTHERS[name]
     ours = wan.run(with_values(video(workflow.on("cpu:2", sampler_node)), values))
     assert ours.error is None, ours.error["exception_message"]
     latent = wan.latent(ours, SAVE)

@@ -12,6 +12,12 @@ from parallel_runtime.errors import ERROR_TYPES
 
 PACK = Path(__file__).parents[2]
 FOLDERS = ("nodes", "workers", "parallel_runtime")
+_LOADING = PACK / "parallel_runtime" / "loading"
+WITHOUT_COMFYUI = {
+    *(PACK / "parallel_runtime" / "networks" / "diffusers").glob("*.py"),
+    *(_LOADING / f"{name}.py" for name in ("checkpoint", "folder", "weights")),
+}
+"""What speaks where there is no ComfyUI, in English alone."""
 SPOKEN = {
     **dict.fromkeys([*ERROR_TYPES, "ParallelError", "PoolLostError", "FrameError"], (0, 2)),
     "Finding": (1, 3),
@@ -23,7 +29,7 @@ SPOKEN = {
 
 def templates() -> dict[str, str]:
     """Sentence -> a file that says it."""
-    files = sorted(file for folder in FOLDERS for file in (PACK / folder).rglob("*.py"))
+    files = sorted({file for folder in FOLDERS for file in (PACK / folder).rglob("*.py")} - WITHOUT_COMFYUI)
     found = {text: file.name for file in files for text in _of_file(file) if re.search("[a-z]{2}|{", text)}
     return found | dict.fromkeys(REFUSED.values(), "model_nodes.py")
 

@@ -25,7 +25,7 @@ from tests.nodes.said_templates import templates
 
 OTHERS = [language for language in LANGUAGES if language != "en"]
 SEPARATORS = {", ", "; ", " Or: ", " and "}
-FOR_DEVELOPERS = {"report.py", "findings.py", "actions.py"}
+FOR_DEVELOPERS = {"report.py", "actions.py"}
 UNET = replace(FLUX_DEV, title="SDXL", splits_sequence=False, has_stages=False, heads=1)
 SMALL = known_gpu("NVIDIA GeForce RTX 4090", 22 * GIB, PCIE)
 CROWDED = replace(SMALL, free_each=(12 * GIB,))
@@ -60,7 +60,7 @@ def plan_texts() -> set[Said]:
 @pytest.fixture(scope="module")
 def said_by_the_code() -> dict[str, str]:
     found = templates()
-    assert len(found) > 600
+    assert len(found) > 500
     return found
 
 
@@ -126,10 +126,10 @@ def test_values_come_along_as_they_are():
 
 def test_a_text_of_any_length_is_said_at_once():
     """Looking for the sentences in the text itself, 40 of one took 216 s."""
-    sentence = said("The diffusers network of {title} does not take {unknown}.", title="FLUX.1", unknown="a, b")
+    sentence = said("The model {name} is not in ComfyUI's {value} folders.", name="a, b", value="checkpoints")
     begin = time.perf_counter()
     in_language(together([sentence] * 2000), "zh")
-    in_language("The diffusers network of FLUX.1 does not take a, b. " * 2000, "zh")
+    in_language("The model a, b is not in ComfyUI's checkpoints folders. " * 2000, "zh")
     assert time.perf_counter() - begin < 1
 
 

@@ -6,7 +6,7 @@ from parallel_runtime.engine.family import Family
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.requests.conditioning import Conditioning
 
-LTX = Family("ComfyUI LTX-2", "LTX-2", (1, 1, 1), rows_together=False)
+LTX = Family("LTX-2", (1, 1, 1), rows_together=False)
 
 
 def test_a_video_with_sound_has_the_tokens_of_both_and_not_as_many_as_it_has_numbers():
@@ -20,8 +20,8 @@ def test_a_video_with_sound_has_the_tokens_of_both_and_not_as_many_as_it_has_num
 
 
 def test_a_picture_has_a_token_for_each_patch():
-    seen = Family("x", "X", (1, 2, 2), rows_together=True).check(
+    seen = Family("X", (1, 2, 2), rows_together=True).check(
         Conditioning({}), torch.empty(2, 16, 1, 9, 12, device="meta")
     )
-    facts = Family("x", "X", (1, 2, 2), rows_together=True).describe(seen, batch=2)
+    facts = Family("X", (1, 2, 2), rows_together=True).describe(seen, batch=2)
     assert (facts.tokens, facts.text_tokens, facts.batch, facts.in_pool) == (5 * 6, 0, 1, False)

@@ -12,10 +12,6 @@ import torch
 from ...errors import RequestError
 from ...said import said
 
-FRAMES = "frames, "
-TAKE_COMFYUIS = "Choose a .safetensors file in Parallel Loader, or remove the node that adds it."
-"""Where diffusers' class does not take what ComfyUI's own network does."""
-
 
 @dataclass(frozen=True)
 class Call:
@@ -49,7 +45,7 @@ class Call:
             RequestError: with what was given.
         """
         if self.x.ndim != dims or self.context.ndim != 3 or self.context.shape[0] not in (1, self.batch):
-            frames = FRAMES if dims == 5 else ""
+            frames = "frames, " if dims == 5 else ""
             raise RequestError(
                 said(
                     "{title} takes a latent (batch, channels, {frames}height, width) and text (batch, tokens, "
@@ -69,7 +65,7 @@ class Call:
                     title=self.title,
                     unknown=", ".join(unknown),
                 ),
-                TAKE_COMFYUIS,
+                "Leave it out.",
             )
 
     def check_channels(self) -> None:
@@ -130,8 +126,7 @@ class Adapter(ABC):
 
     Args:
         title: how artists call the family.
-        extras: names of the keyword arguments, beside x, timestep and context, that are transportable; what
-            `arguments` does not use has no effect.
+        extras: names of the keyword arguments beside x, timestep and context.
         arguments: diffusers' argument -> how it is made of the call; None leaves it out.
     """
 
@@ -145,7 +140,7 @@ class Adapter(ABC):
         """Arguments of the transformer's forward, which scales the timestep; see `Call` for what comes in.
 
         Raises:
-            RequestError: shapes that do not fit the model, an extra that is missing or not transportable.
+            RequestError: shapes that do not fit the model, an extra that is missing or not known.
         """
         call = Call(self.title, x, timestep, context, config, extras)
         latent = self.of_latent(call)

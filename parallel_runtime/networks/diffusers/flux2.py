@@ -48,12 +48,10 @@ FLUX2 = ModelSpec(
     timestep_scale=1000.0,
     adapter=TokenAdapter(
         "FLUX.2",
-        # `y` has no effect, as in ComfyUI: conditionings of other text encoders carry one.
-        extras=frozenset({"y", "guidance", "ref_latents", "ref_latents_method"}),
+        extras=frozenset({"guidance", "ref_latents"}),
         patch=1,
         axes=_AXES,
         index_step=10,
-        reference_method="index",
         arguments={"guidance": _guidance, "txt_ids": _text_ids},
     ),
     token=1,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -47,9 +46,8 @@ def masked_text(
 ) -> tuple[Callable[[Call], torch.Tensor], Callable[[Call], torch.Tensor]]:
     """How one encoder's text (B, tokens, width) and its mask (B, tokens) are made of a call.
 
-    The mask is True where the text stays and False where the learned padding goes. Of a text longer than the model
-    learned (`trained` in its config) only the last tokens are masked, as in ComfyUI: it encodes a long prompt in
-    several windows, and all but the last are full.
+    The mask is True where the text stays and False where the learned padding goes, which has `trained` (a name in the
+    config) tokens.
     """
 
     def checked(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,50 +61,21 @@ def masked_text(
                     shapes=shapes[0],
                     shapes2=shapes[1],
                 ),
-                "Encode the prompt with HunyuanDiT's text encoders (CLIP Text Encode, or the one for HunyuanDiT).",
+                "Encode the prompt with HunyuanDiT's text encoders.",
             )
-        if text.shape[1] < length:
+        if text.shape[1] != length:
             raise RequestError(
                 said(
-                    "{title} takes texts of at least {length} tokens, and got {shape}.",
+                    "{title} takes texts of {length} tokens, and got {shape}.",
                     title=call.title,
                     length=length,
                     shape=text.shape[1],
                 ),
-                "Encode the prompt with HunyuanDiT's text encoders, which fill it up.",
+                "Fill the text up, or cut it.",
             )
         return call.rows("text", text), call.rows("text mask", mask)
 
-    def masked(call: Call) -> torch.Tensor:
-        mask = checked(call)[1]
-        in_front = torch.arange(mask.shape[1], device=mask.device) < mask.shape[1] - call.config[trained]
-        return mask.bool() | in_front
-
-    return lambda call: checked(call)[0], masked
-
-
-def fit_padding(transformer: torch.nn.Module) -> None:
-    """Let a transformer take texts longer than it learned, as ComfyUI's forward does, and pool no more than it did."""
-    padding: torch.nn.Parameter = transformer.get_parameter("text_embedding_padding")
-    pooler: Any = transformer.get_submodule("time_extra_emb.pooler")
-    pooled_tokens = pooler.positional_embedding.shape[0] - 1
-
-    def fit(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Rows of padding for tokens in front of the last that were learned, which the masks never choose."""
-        lengths = [kwargs[name].shape[1] for name in ("encoder_hidden_states", "encoder_hidden_states_t5")]
-        trained = (len(padding) - pooled_tokens, pooled_tokens)
-        if sum(lengths) == len(padding):
-            module.text_embedding_padding = padding
-            return
-        rows = [
-            torch.nn.functional.pad(part, (0, 0, length - len(part), 0))
-            for part, length in zip(padding.split(trained), lengths, strict=True)
-        ]
-        # Made anew in every forward: a CUDA graph would not know of one that was replaced meanwhile.
-        module.text_embedding_padding = torch.nn.Parameter(torch.cat(rows), requires_grad=False)
-
-    transformer.register_forward_pre_hook(fit, with_kwargs=True)
-    pooler.register_forward_pre_hook(lambda module, inputs: (inputs[0][:, :pooled_tokens],))
+    return lambda call: checked(call)[0], lambda call: checked(call)[1].bool()
 
 
 _SIZES, _SIZE_CHANNELS = 6, 6 * 256  # numbers of a picture's sizes, and the width that they are embedded in
@@ -136,8 +105,7 @@ def _sizes(call: Call) -> torch.Tensor | None:
 
 
 def prepare(transformer: torch.nn.Module) -> None:
-    """Let the transformer take an exact timestep, and texts longer than it learned."""
-    fit_padding(transformer)
+    """Let the transformer take an exact timestep."""
     dtype = transformer.get_parameter("text_embedding_padding").dtype
     # diffusers computes the embedding in the timestep's dtype, and ours is an exact float32.
     transformer.get_submodule("time_extra_emb").register_forward_pre_hook(

@@ -1,4 +1,4 @@
-"""Whether this Python has diffusers, an extra of the install: without it ComfyUI's own networks run every file."""
+"""Whether this Python has diffusers, an extra of the install for what runs without ComfyUI."""
 
 from __future__ import annotations
 
@@ -31,6 +31,5 @@ def absent(problem: Exception | None = None) -> UnsupportedModelError:
         cause = said("The Python package diffusers does not import here ({problem}).", problem=problem)
     return UnsupportedModelError(
         cause,
-        "Choose a .safetensors file; or, in the folder of Parallel DiT, run ComfyUI's Python "
-        'with: -m pip install ".[diffusers]"',
+        'In the folder of Parallel DiT run Python with: -m pip install ".[diffusers]"',
     )

@@ -8,7 +8,7 @@ import torch
 
 from ...errors import RequestError
 from ...said import said
-from .adapter import TAKE_COMFYUIS, Call, WholeLatentAdapter, tokens_along
+from .adapter import Call, WholeLatentAdapter, tokens_along
 from .spec import IMAGE, ModelSpec
 
 _LONGEST_SIDE = 1024  # tokens along one side that diffusers' rotary embedding holds
@@ -26,12 +26,7 @@ def _check(call: Call) -> None:
                 value=(frames, height, width),
                 longest_side=_LONGEST_SIDE,
             ),
-            "Use a shorter or smaller video, or choose a .safetensors file in Parallel Loader.",
-        )
-    if call.timestep.ndim != 1:
-        raise RequestError(
-            "diffusers' Wan takes one timestep per video, and got one per frame (Wan 2.2 5B from an image).",
-            TAKE_COMFYUIS,
+            "Use a shorter or smaller video.",
         )
 
 
@@ -43,7 +38,7 @@ def _image(call: Call) -> torch.Tensor | None:
             return None
         raise RequestError(
             "The conditioning holds clip_fea, and this Wan checkpoint has no image embedder to take it in.",
-            "Disconnect what adds it, or choose a checkpoint made for it.",
+            "Leave it out, or choose a checkpoint made for it.",
         )
     if clip is not None and call.context.shape[1] != _TEXT_TOKENS:
         raise RequestError(
@@ -52,7 +47,7 @@ def _image(call: Call) -> torch.Tensor | None:
                 text_tokens=_TEXT_TOKENS,
                 shape=call.context.shape[1],
             ),
-            TAKE_COMFYUIS,
+            "Fill the prompt up, or cut it.",
         )
     shape = () if clip is None else tuple(clip.shape)
     if clip is None or len(shape) != 3 or shape[0] not in (1, call.batch) or shape[1] != (both or shape[1]):
@@ -63,7 +58,7 @@ def _image(call: Call) -> torch.Tensor | None:
                 wanted=wanted,
                 shape=shape or "none",
             ),
-            "Connect clip_vision_output, as the model was made for, or choose a .safetensors file in Parallel Loader.",
+            "Give clip_fea, as the model was made for.",
         )
     clip = clip.to(call.x).expand(call.batch, -1, -1)
     # diffusers puts the two images side by side itself, out of a batch twice as large.

@@ -1,0 +1,140 @@
+"""The files of a folder that diffusers saved."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, UnsupportedModelError
+from ..said import said
+from .paths import reading
+
+_DENOISERS = ("transformer", "unet")
+"""Where a pipeline's folder has what the pool runs."""
+_LARGEST_JSON = 16 << 20
+_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
+
+
+def find_in_folder(path: Path) -> tuple[tuple[Path, ...], Path]:
+    """Of a pipeline's folder (with transformer/ or unet/), or of one inside of it: its safetensors files, in a fixed
+    order, and its config.json.
+
+    Raises:
+        CheckpointError: a folder without config.json or weights, a missing shard.
+        UnsupportedModelError: a pipeline without a transformer, or weights that are not safetensors.
+    """
+    folder = next((path / name for name in _DENOISERS if (path / name).is_dir()), path)
+    config = folder / "config.json"
+    if config.is_file():
+        return _find_weights(folder), config
+    if (path / "model_index.json").is_file():
+        name = read_json(path / "model_index.json").get("_class_name", "unknown")
+        raise UnsupportedModelError(
+            said("{path} is a diffusers folder of {name}, which has no transformer.", path=path, name=name),
+            "Choose the folder of a supported diffusion transformer.",
+        )
+    raise CheckpointError(
+        said("{folder} has no config.json.", folder=folder),
+        "Choose a folder that diffusers saved.",
+    )
+
+
+def _find_weights(folder: Path) -> tuple[Path, ...]:
+    found = sorted(folder.glob("*.safetensors"))
+    indices = sorted(folder.glob("*.safetensors.index*.json"))
+    default = folder / "diffusion_pytorch_model.safetensors"
+    if len(indices) > 1:
+        indices = [index for index in indices if index.name == f"{default.name}.index.json"]
+    if len(indices) == 1:
+        return _read_index(indices[0])
+    if default in found:
+        return (default,)
+    if not found:
+        pickles = sorted(folder.glob("*.bin"))
+        if pickles:
+            raise UnsupportedModelError(
+                said(
+                    "{folder} has its weights as a PyTorch pickle ({name}), which could run code.",
+                    folder=folder,
+                    name=pickles[0].name,
+                ),
+                "Download the safetensors version.",
+            )
+        raise CheckpointError(said("{folder} has no safetensors file.", folder=folder), "Download the folder again.")
+    shards = {(match.group(1), match.group(2)) for file in found if (match := _SHARD.fullmatch(file.name))}
+    if len(found) > 1 and (len(shards) != 1 or len(found) != int(next(iter(shards))[1])):
+        names = ", ".join(file.name for file in found[:4])
+        raise CheckpointError(
+            said(
+                "{folder} has {found} safetensors files that are no complete set: {names}.",
+                folder=folder,
+                found=len(found),
+                names=names,
+            ),
+            "Keep one version of the weights there.",
+        )
+    return tuple(found)
+
+
+def _read_index(index: Path) -> tuple[Path, ...]:
+    names = read_json(index).get("weight_map", {})
+    if not isinstance(names, dict) or not names or not all(map(_is_file_name, names.values())):
+        raise CheckpointError(
+            said("{index} does not list the files of the model.", index=index), "Download the folder again."
+        )
+    files = tuple(index.parent / name for name in sorted(set(names.values())))
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise CheckpointError(
+            said(
+                "{parent} lacks {missing} of {files} files of the model, first {missing2}.",
+                parent=index.parent,
+                missing=len(missing),
+                files=len(files),
+                missing2=missing[0],
+            ),
+            "Download the missing files.",
+        )
+    return files
+
+
+def _is_file_name(name: Any) -> bool:
+    """A name that a file can have, which a string of JSON need not be."""
+    try:
+        usable = isinstance(name, str) and b"\0" not in name.encode()
+    except UnicodeEncodeError:
+        return False
+    return usable and Path(name).name == name
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a small JSON file that holds an object.
+
+    Raises:
+        CheckpointError: it cannot be read, or is something else.
+    """
+    with reading(path), path.open("rb") as file:
+        text = file.read(_LARGEST_JSON + 1)
+    try:
+        if len(text) > _LARGEST_JSON:
+            raise ValueError(f"it has more than {_LARGEST_JSON} bytes")
+        content = json.loads(text.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            said("{path} is not valid JSON ({error}).", path=path, error=str(error)[:200]), "Download it again."
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(said("{path} is not a JSON object.", path=path), "Download it again.")
+    return content
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text[:40])
