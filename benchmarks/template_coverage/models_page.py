@@ -25,16 +25,15 @@ _HEAD = """# Models
 
 *Made by `python -m benchmarks.template_coverage --write-docs`; a test compares it with the tables that it is made of.*
 
-Parallel Loader and Parallel Checkpoint Loader run any diffusion model that your ComfyUI loads. Two sources of networks
-run them: ComfyUI's own class every file, and diffusers' class folders of the families below. A network shares out the
-tokens of one picture or video over the GPUs, or, where that cannot be done, CFG branches and the pictures of a batch
-alone."""
+Parallel Loader and Parallel Checkpoint Loader run any diffusion model that your ComfyUI loads, by ComfyUI's own class.
+A network shares out the tokens of one picture or video over the GPUs, or, where that cannot be done, CFG branches and
+the pictures of a batch alone."""
 
 _FORMATS = """## Formats
 
 ComfyUI's own networks run in the format of the file: bf16, fp16, fp32; fp8 as it is, scaled (old and current keys) and
 mixed; int8 by tensor, also rotated (`convrot`); nvfp4, mxfp8; int4 weights (`convrot_w4a4`, `asym_w4a8_int8`); GGUF by
-the reader and operations of the pack ComfyUI-GGUF, compiled. Diffusers' run folders in bf16, fp16 and fp32."""
+the reader and operations of the pack ComfyUI-GGUF, compiled."""
 
 
 def write_families() -> str:
@@ -54,11 +53,12 @@ def write_families() -> str:
     return "\n\n".join(
         [
             _HEAD,
-            "## Families of diffusers\n\n| Family | Class | Shared out | PipeFusion |\n|---|---|---|---|\n"
-            + "\n".join(diffusers),
             "## ComfyUI's own networks\n\nA class that is not here, of a newer ComfyUI, shares out the batch alone.\n\n"
             "| Family | Class in `comfy.ldm` | Shared out | PipeFusion |\n|---|---|---|---|\n" + "\n".join(own),
             _FORMATS,
+            "## Without ComfyUI\n\n"
+            "Torchrun scripts, and the demo, run folders that diffusers saved, in bf16, fp16 and fp32.\n\n"
+            "| Family | Class of diffusers | Shared out | PipeFusion |\n|---|---|---|---|\n" + "\n".join(diffusers),
         ]
     )
 

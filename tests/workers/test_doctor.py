@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from parallel_runtime.networks.diffusers import package
 from workers.doctor import __main__ as doctor
 from workers.doctor.link_check import LinkCheck, find_failure
 from workers.doctor.machine import OLDEST, Machine
@@ -111,13 +112,6 @@ def test_what_is_broken_names_cause_and_fix_and_fails(facts: Machine, what: str,
     assert "Broken: 1." in write_report("", facts, found, None)
 
 
-def test_an_extra_may_be_missing_and_is_warned_of_where_it_cannot_serve():
-    assert find(TWO, with_package("diffusers", None, PAIR), passed("cuda:0,1")) == ()
-    warning = only(TWO, with_package("diffusers", "0.35.1", PAIR), passed("cuda:0,1"))
-    assert (warning.level, warning.what) == ("warning", "diffusers 0.35.1 is too old: 0.42 or newer is needed.")
-    assert f'pip install "{PACK_ROOT}[diffusers]"' in warning.fix
-
-
 @pytest.mark.parametrize("version", ["2.6.0", "2.6.0a0+ecf3bae", "2.6.0.dev20250101+cu126", "3.0", "git-7f"])
 def test_newer_versions_of_any_spelling_are_fine(version):
     assert find(TWO, with_package("torch", version, PAIR), passed("cuda:0,1")) == ()
@@ -150,8 +144,8 @@ def test_a_failed_check_is_broken_with_a_fix_that_fits(failure, fix):
 
 def test_the_oldest_versions_are_those_that_an_install_asks_for():
     project = tomllib.loads((PACK_ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *project["optional-dependencies"]["diffusers"]]
-    bounds = {name: oldest for name, _, oldest in (line.partition(">=") for line in asked)}
+    assert project["optional-dependencies"] == {"diffusers": [f"diffusers>={package.OLDEST}"]}
+    bounds = {name: oldest for name, _, oldest in (line.partition(">=") for line in project["dependencies"])}
     assert bounds.keys() == OLDEST.keys() - {"torch", "safetensors", "psutil"}
     assert {name for name, oldest in bounds.items() if oldest != OLDEST[name]} == {"packaging"}  # any that there is
 

@@ -26,7 +26,6 @@ from ..processes import die_with_parent
 
 OLDEST = {
     "torch": "2.6",
-    "diffusers": "0.42",
     "safetensors": "0.4.3",
     "msgspec": "0.18",
     "psutil": "5.9",
@@ -34,8 +33,6 @@ OLDEST = {
     "nvidia-ml-py": "12.535.77",
 }
 """Oldest version of each package that is supported."""
-EXTRAS = ("diffusers",)
-"""Those without which the pack does all but run diffusers' classes."""
 _PROBE_SECONDS = 120
 _SHOWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NCCL_P2P", "NCCL_IB", "NCCL_SHM", "NCCL_SOCKET")
 

@@ -16,7 +16,7 @@ from parallel_runtime.said import Said, as_said, said, together
 
 from ..launch import PACK_ROOT, PoolSpec
 from .link_check import LinkCheck
-from .machine import EXTRAS, OLDEST, Machine
+from .machine import OLDEST, Machine
 
 _SHM_BYTES = 1 << 29
 _LEVELS = {"broken": said("[broken]"), "warning": said("[warning]")}
@@ -54,8 +54,7 @@ def find(spec: PoolSpec, machine: Machine, link: LinkCheck | None) -> tuple[Find
 def find_in_software(machine: Machine) -> Iterator[Finding]:
     """Packages, and whether torch and the driver agree."""
     for name in OLDEST:
-        if name not in EXTRAS or machine.packages[name] is not None:
-            yield from _find_in_package(name, machine.packages[name])
+        yield from _find_in_package(name, machine.packages[name])
     torch = machine.packages["torch"]
     hidden = len(machine.gpus) < len(machine.driver_gpus) and "CUDA_VISIBLE_DEVICES" not in machine.environment
     if torch is not None and machine.problem is not None:
@@ -74,8 +73,7 @@ def find_in_software(machine: Machine) -> Iterator[Finding]:
 
 
 def _find_in_package(name: str, found: str | None) -> Iterator[Finding]:
-    what_to_install = f'"{PACK_ROOT}[diffusers]"' if name in EXTRAS else f"-r {PACK_ROOT / 'requirements.txt'}"
-    fix = said("Run ComfyUI's Python with: -m pip install {extra}", extra=what_to_install)
+    fix = said("Run ComfyUI's Python with: -m pip install -r {file}", file=PACK_ROOT / "requirements.txt")
     if name in ("torch", "safetensors", "psutil"):  # an install for this pack must never replace ComfyUI's
         fix = said("Install {name} as ComfyUI's instructions say.", name=name)
     if found is None:
@@ -85,7 +83,7 @@ def _find_in_package(name: str, found: str | None) -> Iterator[Finding]:
         what = said(needs, name=name, found=found, oldest=OLDEST[name])
     else:
         return
-    yield Finding("warning" if name in EXTRAS else "broken", what, fix)
+    yield Finding("broken", what, fix)
 
 
 def _find_in_devices(spec: PoolSpec, machine: Machine) -> Iterator[Finding]:
@@ -157,10 +155,9 @@ def _findings(findings: tuple[Finding, ...]) -> Iterator[str]:
 
 def _versions(machine: Machine) -> Iterator[str]:
     for name, version in machine.packages.items():
-        if version is not None or name not in EXTRAS:
-            needs = said("({oldest} or newer)", oldest=OLDEST[name])
-            found = f"{version:<16}" if version else said("missing         ")
-            yield said("{name}{found}{needs}", name=f"{name:<13}", found=found, needs=needs)
+        needs = said("({oldest} or newer)", oldest=OLDEST[name])
+        found = f"{version:<16}" if version else said("missing         ")
+        yield said("{name}{found}{needs}", name=f"{name:<13}", found=found, needs=needs)
     for name, known in (("CUDA", machine.cuda), ("NCCL", machine.nccl)):
         if known:
             yield f"{name:<13}{known}"
