@@ -35,12 +35,12 @@ class Canvas:
 
     Args:
         page: of playwright.
+        errors: gets what our files throw or write to the console as an error.
     """
 
-    def __init__(self, page: Any):
+    def __init__(self, page: Any, errors: list[str]):
         self.page = page
-        self.errors: list[str] = []
-        """What our files threw or wrote to the console as an error."""
+        self.errors = errors
         page.on("pageerror", lambda error: self._note(f"{error}\n{error.stack}"))
         page.on("console", lambda line: line.type == "error" and self._note(f"{line.text} {line.location}"))
 
@@ -48,10 +48,10 @@ class Canvas:
         if _OURS in text or "ParallelDiT" in text:
             self.errors.append(text)
 
-    def wait_until_there(self) -> None:
-        """After the page was opened or loaded again."""
-        self.page.wait_for_function(READY)
-        self.page.wait_for_function("() => !!LiteGraph.registered_node_types.ParallelLoader")
+    def elsewhere(self) -> Canvas:
+        """The canvas in a browser that has not seen it; what goes wrong there counts here."""
+        page = self.page.context.browser.new_page(viewport=self.page.viewport_size)
+        return open_page(page, self.page.url.partition("#")[0], self.errors)
 
     def run(self, script: str, argument: Any = None) -> Any:
         """Value of a JavaScript function, awaited."""
@@ -95,6 +95,16 @@ class Canvas:
         self.page.screenshot(path=path, type="jpeg" if quality else "png", **quality)
 
 
+def open_page(page: Any, address: str, errors: list[str]) -> Canvas:
+    """ComfyUI's page, when its canvas is there."""
+    page.set_default_timeout(LONGEST)
+    canvas = Canvas(page, errors)
+    page.goto(address)
+    page.wait_for_function(READY)
+    page.wait_for_function("() => !!LiteGraph.registered_node_types.ParallelLoader")
+    return canvas
+
+
 @contextmanager
 def open_canvas(address: str, width: int = 1280, height: int = 800) -> Iterator[Canvas]:
     """ComfyUI's page, ready, without the dialog of a first visit."""
@@ -110,10 +120,6 @@ def open_canvas(address: str, width: int = 1280, height: int = 800) -> Iterator[
         )
         try:
             page = browser.new_page(viewport={"width": width, "height": height})
-            page.set_default_timeout(LONGEST)
-            canvas = Canvas(page)
-            page.goto(f"http://{address}/")
-            canvas.wait_until_there()
-            yield canvas
+            yield open_page(page, f"http://{address}/", [])
         finally:
             browser.close()

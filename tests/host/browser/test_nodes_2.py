@@ -22,9 +22,7 @@ _SPY = """() => { window.drawn = new Set();
 def nodes_2(canvas):
     set_setting(canvas, "Comfy.VueNodes.Enabled", True)
     set_setting(canvas, "Comfy.Locale", "zh")
-    canvas.page.reload()  # as a page that is open makes its graph anew for another language, some time later
-    canvas.wait_until_there()
-    yield canvas
+    yield canvas.elsewhere()  # as a page that is open makes its graph anew for another language, some time later
     set_setting(canvas, "Comfy.VueNodes.Enabled", False)
     set_setting(canvas, "Comfy.Locale", "en")
 
