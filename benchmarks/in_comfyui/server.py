@@ -26,7 +26,6 @@ PACK_ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 150
 _FOLDERS = (
     "models/diffusion_models",
-    "models/diffusers",
     "models/vae",
     "models/text_encoders",
     "custom_nodes",

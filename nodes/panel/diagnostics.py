@@ -21,7 +21,7 @@ def read_newest(folder: Path) -> str:
     return read_tail(newest) if newest is not None else ""
 
 
-PACKAGES = ("torch", "diffusers", "safetensors", "msgspec", "nvidia-ml-py", "comfyui-frontend-package")
+PACKAGES = ("torch", "safetensors", "msgspec", "nvidia-ml-py", "comfyui-frontend-package")
 _LINES = 60
 
 

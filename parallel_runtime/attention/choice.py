@@ -50,7 +50,7 @@ def resolve_kernel(
     if name == COMFYUIS:
         raise ConfigurationError(
             "Attention ComfyUI is a function of ComfyUI's own networks, and this network is diffusers'.",
-            "Choose a .safetensors file in Parallel Loader, or set the attention backend to auto.",
+            "Set the attention backend to auto.",
         )
     if name == "auto":
         return _fastest(device, dtype, head_dim, folder) if device.type == "cuda" else "sdpa"

@@ -3,6 +3,7 @@
 ALONE = frozenset(
     {
         "${listen} is {text}, and {name} has no IP address: {error}.",
+        "Attention ComfyUI is a function of ComfyUI's own networks, and this network is diffusers'.",
         "A message of {size} bytes is longer than the {cap} that travel.",
         "A step gave {branches} CFG branches, and guidance combines one or two.",
         "Cannot listen on {where}: {strerror}.",

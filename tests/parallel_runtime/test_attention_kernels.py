@@ -116,7 +116,7 @@ def test_every_configurable_backend_has_a_kernel():
 def test_comfyuis_own_function_is_refused_where_its_network_does_not_run():
     with pytest.raises(
         ConfigurationError,
-        match="Attention ComfyUI is a function of ComfyUI's own networks.*Choose a .safetensors file",
+        match="Attention ComfyUI is a function of ComfyUI's own networks.*backend to auto",
     ):
         resolve_kernel(COMFYUIS, CPU, torch.float32, 64)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_runtime.networks.diffusers import package
+from parallel_runtime.networks.diffusers import lean_imports
 from workers.doctor import __main__ as doctor
 from workers.doctor.link_check import LinkCheck, find_failure
 from workers.doctor.machine import OLDEST, Machine
@@ -144,7 +144,7 @@ def test_a_failed_check_is_broken_with_a_fix_that_fits(failure, fix):
 
 def test_the_oldest_versions_are_those_that_an_install_asks_for():
     project = tomllib.loads((PACK_ROOT / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"] == {"diffusers": [f"diffusers>={package.OLDEST}"]}
+    assert project["optional-dependencies"] == {"diffusers": [f"diffusers>={lean_imports.OLDEST}"]}
     bounds = {name: oldest for name, _, oldest in (line.partition(">=") for line in project["dependencies"])}
     assert bounds.keys() == OLDEST.keys() - {"torch", "safetensors", "psutil"}
     assert {name for name, oldest in bounds.items() if oldest != OLDEST[name]} == {"packaging"}  # any that there is

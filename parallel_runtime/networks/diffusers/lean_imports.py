@@ -1,7 +1,5 @@
-"""Keeps diffusers from importing what no transformer's forward needs.
-
-Who needs diffusers has it from here, so that this file is the first to import it, and nobody does who runs ComfyUI's
-own networks.
+"""The package diffusers, an extra of the install for what runs without ComfyUI, kept from importing what no
+transformer's forward needs. Who needs it has it from here, so that this file is the first to import it.
 """
 
 from __future__ import annotations
@@ -9,13 +7,19 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from packaging.version import Version
 from torch import nn
 
-from .package import absent, is_installed
+from ...errors import UnsupportedModelError
+from ...measured import find_version
+from ...said import said
 
+OLDEST = "0.42"
+"""Oldest version that the families are written for."""
 _COMPILER = "torch._dynamo"
 _MARK = "diffusers_allows_in_graph"
 _UNUSED = ("transformers", "scipy", "accelerate", "peft", "torchvision")
@@ -50,20 +54,41 @@ def _without_compiler() -> contextlib.AbstractContextManager[None]:
     return _instead_of(_COMPILER, stand_in)
 
 
+def _is_installed() -> bool:
+    """Whether a version is there that is new enough; other packs may have brought an older one."""
+    found = find_version("diffusers")
+    return found is not None and find_spec("diffusers") is not None and Version(found) >= Version(OLDEST)
+
+
+def _absent(problem: Exception | None = None) -> UnsupportedModelError:
+    """The error where diffusers is needed and not there, or does not import."""
+    if problem is None:
+        cause = said(
+            "A diffusers folder needs the Python package diffusers ({oldest} or newer), which is not installed.",
+            oldest=OLDEST,
+        )
+    else:
+        cause = said("The Python package diffusers does not import here ({problem}).", problem=problem)
+    return UnsupportedModelError(
+        cause,
+        'In the folder of Parallel DiT run Python with: -m pip install ".[diffusers]"',
+    )
+
+
 def import_diffusers() -> ModuleType:
     """The package diffusers.
 
     Raises:
         UnsupportedModelError: it is not installed, or does not import.
     """
-    if not is_installed():
-        raise absent()
+    if not _is_installed():
+        raise _absent()
     try:
         with _without_compiler():
             import diffusers
             import diffusers.utils
     except (ImportError, RuntimeError) as error:  # RuntimeError: how diffusers tells of one of its parts
-        raise absent(error) from error
+        raise _absent(error) from error
     return diffusers
 
 
