@@ -36,7 +36,7 @@ FAULTY = "tests.workers.faulty_link_rank"
 DOCTOR_WITHOUT_FACTS = """
 import sys
 from tests.workers.machines import machine
-from workers.doctor import doctor
+from workers.doctor import __main__ as doctor
 doctor.look, doctor.ask_torch = machine, lambda found: found
 sys.exit(doctor.main())
 """
