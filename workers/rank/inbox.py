@@ -53,6 +53,8 @@ def import_ahead(device: torch.device, code: ComfyuiCode | None = None) -> Itera
             log.info("importing ahead failed: %s: %s", type(error).__name__, error)
             return
         yield True
+    if parts:
+        log.info("What later jobs need is imported.")
 
 
 class Inbox:
