@@ -91,7 +91,7 @@ def test_the_status_lists_it_and_its_actions_free_it(client, path, monkeypatch):
     for action, wishes in ((ACTIONS["park"], {"model": path.name}), (ACTIONS["unload"], {})):
         client.run_vae(request_for(path), "decoder", latent)
         (listed,) = read_status()["pools"][0]["models"]
-        assert (listed["name"], listed["network"], listed["state"]) == (path.name, "VAE", "resident")
+        assert (listed["name"], listed["family"], listed["state"]) == (path.name, "VAE", "resident")
         assert listed["bytes_per_rank"] == client.held_bytes(request_for(path)) > 0
         ACTIONS["park"]({"model": "other.safetensors"}, ParallelConfig())
         assert read_status()["pools"][0]["models"] == [listed]
