@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,8 +28,10 @@ def test_nothing_of_comfyuis_is_replaced(tmp_path, there):
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
 
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the tests' own modules
+
     def run(*command: str) -> str:
-        done = subprocess.run([str(python), *command], capture_output=True, text=True, check=False)
+        done = subprocess.run([str(python), *command], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -48,8 +48,6 @@ def build(task: Task) -> Engine:
     mesh = Meshes(task.rank, task.case.ranks, share=HeadRoutes).join(plan)
     assert mesh is not None, "the plan uses every rank"
     module = task.build(FluxTransformer2DModel)
-    assert FLUX.prepare is not None
-    FLUX.prepare(module)
     text = Conditioning(task.conditioning())
     request = Sample("model", "euler", (ConditioningRef(0),), 1.0, preview=True)
     denoising = Denoising(request, task.dtype)
