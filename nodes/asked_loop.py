@@ -15,7 +15,7 @@ from parallel_runtime.networks.comfyui.module_tree import class_name
 from parallel_runtime.networks.comfyui.node_rules import AROUND_GUIDER, CFG, GUIDER_RULES, GuiderRule
 from parallel_runtime.networks.tables.blocks import Network
 from parallel_runtime.networks.tables.comfyui import find_network
-from parallel_runtime.requests.requests import Scalar
+from parallel_runtime.requests.comfyui_code import Scalar
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.own_timesteps import OwnTimestep, are_plain, find_own_timesteps
 from parallel_runtime.sampling.samplers import SAMPLERS
@@ -24,7 +24,7 @@ from .carried_guidance import PLACES, read_guidance
 from .transformer_call import TransformerCall, split_timesteps
 
 if TYPE_CHECKING:
-    from parallel_runtime.requests.requests import Guidance
+    from parallel_runtime.requests.comfyui_code import Guidance
 
     from .remote_transformer import RemoteTransformer
 

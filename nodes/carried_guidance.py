@@ -14,7 +14,7 @@ from parallel_runtime.networks.comfyui.node_rules import (
     guidance_rule_of,
     rule_of,
 )
-from parallel_runtime.requests.requests import Guidance, Guider, Scalar
+from parallel_runtime.requests.comfyui_code import Guidance, Guider, Scalar
 from parallel_runtime.said import Said, said
 
 from .carried_patches import closure_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import comfy
 import comfy.cli_args
 
-from parallel_runtime.requests.requests import ComfyuiCode, Scalar
+from parallel_runtime.requests.comfyui_code import ComfyuiCode, Scalar
 
 if TYPE_CHECKING:
     import torch

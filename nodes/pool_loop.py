@@ -13,7 +13,8 @@ from tqdm.auto import trange
 from parallel_runtime.networks.comfyui.node_rules import CFG
 from parallel_runtime.networks.comfyui.seam import IN_LOOP
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
-from parallel_runtime.requests.requests import HostLoop, Sample, concat_name, sampling_name, share_name
+from parallel_runtime.requests.comfyui_code import HostLoop, sampling_name
+from parallel_runtime.requests.requests import Sample, concat_name, share_name
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.own_timesteps import OwnTimestep
 

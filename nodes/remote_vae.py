@@ -10,7 +10,8 @@ import torch
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import OutOfMemoryError, RequestError
-from parallel_runtime.requests.requests import Scalar, VaeFile
+from parallel_runtime.requests.comfyui_code import Scalar
+from parallel_runtime.requests.requests import VaeFile
 from parallel_runtime.said import Said, said
 from parallel_runtime.vae.families import find_half
 

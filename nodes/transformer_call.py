@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from parallel_runtime.requests.comfyui_code import Scalar
 from parallel_runtime.requests.conditioning import BRANCHES, OPTIONS, Shared
-from parallel_runtime.requests.requests import Scalar
 from parallel_runtime.sampling.own_timesteps import BESIDE, FIRST
 
 _NOT_CONDITIONING = ("control", "transformer_options")

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..errors import RequestError
 from ..networks.comfyui.node_rules import AROUND_GUIDER, guider_code
-from ..requests.requests import Guider, Scalar
+from ..requests.comfyui_code import Guider, Scalar
 from ..said import said
 from ..sampling.denoiser import Inpaint
 from .evaluation import Asked, Evaluation

@@ -10,7 +10,8 @@ from ..errors import RequestError
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.live_patches import make_guidance
 from ..networks.comfyui.node_rules import CFG
-from ..requests.requests import HostLoop, Sample, sampling_name
+from ..requests.comfyui_code import HostLoop, sampling_name
+from ..requests.requests import Sample
 from ..said import said
 from ..sampling.denoiser import check_guidance
 from .denoise import Loop, Told

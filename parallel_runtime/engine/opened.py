@@ -30,8 +30,9 @@ from ..networks.facts import describe
 from ..networks.marked_blocks import mark_blocks
 from ..networks.network import Network
 from ..planning.coming_blocks import Coming
+from ..requests.comfyui_code import ComfyuiCode
 from ..requests.facts import ModelFacts
-from ..requests.requests import ComfyuiCode, Load
+from ..requests.requests import Load
 from ..said import said
 from ..streaming.dealer import Dealer
 from .family import DiffusersFamily, Family

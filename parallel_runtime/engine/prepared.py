@@ -9,8 +9,8 @@ import torch
 
 from ..errors import CheckpointError
 from ..mesh.agreement import agreed_same
+from ..requests.answers import Answer, Finished
 from ..requests.control import Cancelled, Control
-from ..requests.requests import Answer, Finished
 from ..said import said
 
 Tensors = Mapping[str, torch.Tensor]

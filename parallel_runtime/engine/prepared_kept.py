@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.module_tree import build_module
+from ..requests.answers import Finished
 from ..requests.control import Control
-from ..requests.requests import Attach, Finished, KeepPatches, attached_name
+from ..requests.requests import Attach, KeepPatches, attached_name
 from .prepared import Agreed, Outcome, Prepared, Tensors
 from .rank_state import RankState
 

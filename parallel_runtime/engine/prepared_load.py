@@ -10,9 +10,10 @@ from ..planning.explanation import details_of, explain
 from ..planning.plan import choose, plan_loading
 from ..planning.weights_choice import choose_weights
 from ..planning.wish import TYPICAL, Wish, typical
+from ..requests.answers import Finished, Loaded, Surveyed
 from ..requests.control import Control
 from ..requests.facts import CPU
-from ..requests.requests import Finished, Load, Loaded, Release, Survey, Surveyed
+from ..requests.requests import Load, Release, Survey
 from ..said import together
 from .measure import measure_machine
 from .prepared import Agreed, Outcome, Prepared, Tensors, require_same

@@ -17,7 +17,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import RequestError
-from ..requests.requests import ComfyuiCode
+from ..requests.comfyui_code import ComfyuiCode
 from ..requests.trees import flatten, restore
 from ..said import said
 

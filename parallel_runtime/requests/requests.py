@@ -6,11 +6,8 @@ from typing import Any
 
 import msgspec
 
-from ..said import Said
+from .comfyui_code import ComfyuiCode, HostLoop, Scalar
 from .facts import MachineFacts
-from .plan_details import PlanDetails
-
-Scalar = bool | int | float | str | None
 
 INVOKABLE = ("preprocess_text_embeds",)
 """Methods of ComfyUI's networks that its models call while they prepare a prompt."""
@@ -46,24 +43,6 @@ def tensor_name(conditioning: int, place: int) -> str:
 def concat_name(branch: int) -> str:
     """Name under which the fixed channels of a CFG branch travel."""
     return f"concat.{branch}"
-
-
-class ComfyuiCode(msgspec.Struct, frozen=True):
-    """A ComfyUI whose own network is to run.
-
-    Args:
-        folder: where it is, on every host alike.
-        options: of its command line, by the parser's names: it decides by them how to compute.
-        weights: a torch dtype's name that plain weights are to have; "" for a quantised file, which says it itself.
-        fast_float8: multiply in float8, as Load Diffusion Model's fp8_e4m3fn_fast does.
-        gguf: folder of the pack that reads GGUF files, for such a file; "" for any other.
-    """
-
-    folder: str
-    options: dict[str, Scalar] = {}
-    weights: str = ""
-    fast_float8: bool = False
-    gguf: str = ""
 
 
 PatchNames = tuple[str, str]
@@ -140,66 +119,6 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     """
 
     kind: int
-
-
-class Guidance(msgspec.Struct, frozen=True):
-    """A function of a core node around guidance.
-
-    Args:
-        place: entry of ComfyUI's `model_options` that holds it.
-        code: "module:qualified name", one of those that ranks know (networks/comfyui/node_rules.py).
-        values: what it was made with; of a function for the inside of the network, the name of its code.
-    """
-
-    place: str
-    code: str
-    values: dict[str, Scalar | list[int]]
-
-
-class Guider(msgspec.Struct, frozen=True):
-    """Whose code makes an evaluation of the CFG branches.
-
-    Args:
-        code: "module:Class", one of those that ranks know (networks/comfyui/node_rules.py).
-        values: its attributes.
-    """
-
-    code: str
-    values: dict[str, Scalar]
-
-
-class HostLoop(msgspec.Struct, frozen=True):
-    """That a loop runs by ComfyUI's own code for its sampler, and what that code reads.
-
-    Tensors: `sampling_name(name)` for each of `tensors`.
-
-    Args:
-        comfyui: whose code.
-        options: arguments of the sampler's function.
-        seed: of noise that it adds.
-        noise_device: type of the device on which that is drawn.
-        bases: classes of ComfyUI's `model_sampling` that the model's own is made of.
-        values, tensors: what that object holds, by name.
-        guider: that evaluates; the index of a branch is the place of its conditioning there.
-        guidance: functions of nodes, in the order in which they are called.
-        all_branches: a CFG of 1 leaves none out: those that do not count have not come.
-    """
-
-    comfyui: ComfyuiCode
-    options: dict[str, Scalar]
-    seed: int
-    noise_device: str
-    bases: tuple[str, ...]
-    values: dict[str, Scalar]
-    tensors: tuple[str, ...]
-    guider: Guider
-    guidance: tuple[Guidance, ...] = ()
-    all_branches: bool = True
-
-
-def sampling_name(name: str) -> str:
-    """Name under which a tensor of a model sampling travels."""
-    return f"sampling.{name}"
 
 
 def share_name(branch: int, argument: str) -> str:
@@ -343,62 +262,3 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 
 
 Request = Load | Survey | Forward | Step | Sample | Invoke | RunVae | KeepPatches | Attach | Release
-
-
-class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """Answer to `Load`.
-
-    Args:
-        family: as artists call it.
-        bytes_per_rank: parameter bytes that one rank holds.
-        reused: it was resident already.
-        explanation: the plan for a single picture, in words.
-        machine: what plans now reckon with, measured by the ranks where the request did not know.
-        stages: that the weights are split into; a `Forward` runs through them one after the other.
-        held: see `Finished`.
-        details: of that plan.
-    """
-
-    family: str
-    bytes_per_rank: int
-    reused: bool
-    explanation: Said
-    machine: MachineFacts | None = None
-    stages: int = 1
-    held: dict[str, int] | None = None
-    details: PlanDetails | None = None
-
-
-class Surveyed(msgspec.Struct, frozen=True, tag=True):
-    """Answer to `Survey`.
-
-    Args:
-        free_each: see `MachineFacts`.
-        needs_bytes: of weights on the rank that has the most, as they would be planned were all of a GPU free; 0 where
-            they are there.
-        held: see `Finished`.
-    """
-
-    free_each: tuple[int, ...]
-    needs_bytes: int
-    held: dict[str, int] | None = None
-
-
-class Finished(msgspec.Struct, frozen=True, tag=True):
-    """Answer to the other requests.
-
-    Args:
-        plan: the plan that ran it, one sentence.
-        bytes_freed: over one rank, for `Release`.
-        held: bytes of weights on this rank's device by model, models of the same weights having them in common; None
-            for as before.
-        details: of the plan; None for as before, in answers to a `Step`.
-    """
-
-    plan: Said = Said("")
-    bytes_freed: int = 0
-    held: dict[str, int] | None = None
-    details: PlanDetails | None = None
-
-
-Answer = Loaded | Surveyed | Finished

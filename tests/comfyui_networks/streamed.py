@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.loading import host_copies
 from parallel_runtime.loading.comfyui_network import NetworkReader
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.conditioning import refer
-from parallel_runtime.requests.requests import ComfyuiCode, Forward, Load, Release
+from parallel_runtime.requests.requests import Forward, Load, Release
 from tests.parallel_runtime.streamed_run import KINDS, PoolRank, staying, unlike_counts
 
 UNLIKE = ", unlike ranks"

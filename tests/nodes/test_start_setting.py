@@ -18,7 +18,7 @@ from nodes.start_setting import (
     take_last_devices,
     wished_devices,
 )
-from parallel_runtime.requests.requests import ComfyuiCode
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from workers import driver
 from workers.client import supervisor_process
 from workers.client.pool_registry import get_pool

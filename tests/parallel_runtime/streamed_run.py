@@ -21,18 +21,10 @@ from parallel_runtime.patching.patch_data import Encoder, PatchSet
 from parallel_runtime.planning import cost_constants
 from parallel_runtime.planning.coming_blocks import Coming
 from parallel_runtime.planning.wish import Wish
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.facts import PCIE, known_gpu
-from parallel_runtime.requests.requests import (
-    ComfyuiCode,
-    ConditioningRef,
-    Forward,
-    KeepPatches,
-    Load,
-    Release,
-    Sample,
-    Step,
-)
+from parallel_runtime.requests.requests import ConditioningRef, Forward, KeepPatches, Load, Release, Sample, Step
 from parallel_runtime.streaming import dealer, shared_blocks
 from parallel_runtime.streaming.dealer import Dealer
 from parallel_runtime.streaming.share_memory import HostShare

@@ -23,9 +23,10 @@ from parallel_runtime.loading.weight_parts import parts
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.patching.comfyui_patches import Computing
 from parallel_runtime.patching.patch_data import Encoder, PatchSet, WeightPatches
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import ComfyuiCode, Forward, KeepPatches, Load, Release
+from parallel_runtime.requests.requests import Forward, KeepPatches, Load, Release
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.parallel_runtime.test_weight_store import CONFIG, Rank, leave_room_for
 from tests.tiny_flux import write_original

@@ -302,7 +302,7 @@ def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
     from parallel_runtime.errors import RequestError
     from parallel_runtime.networks.comfyui.live_patches import make_guidance
     from parallel_runtime.networks.comfyui.node_rules import CFG
-    from parallel_runtime.requests.requests import Guidance, Guider
+    from parallel_runtime.requests.comfyui_code import Guidance, Guider
 
     with pytest.raises(RequestError, match="no sampler sample_euler"):
         sampler_function("sample_euler")
@@ -330,7 +330,7 @@ def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
 def test_comfyuis_own_sampler_over_our_denoiser_gives_its_latent(comfy, name, cfg, masked):
     from parallel_runtime.denoising.guider import GuidedModel, load_guider, sampler_function
     from parallel_runtime.networks.comfyui.node_rules import CFG
-    from parallel_runtime.requests.requests import Guider
+    from parallel_runtime.requests.comfyui_code import Guider
 
     sampling, sigmas = model_sampling(comfy, "FLUX"), schedule(comfy, "simple_8")
     noise, latent, mask = latents("cpu")

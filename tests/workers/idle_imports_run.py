@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from parallel_runtime.requests.requests import ComfyuiCode
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from workers.rank.inbox import import_ahead
 
 

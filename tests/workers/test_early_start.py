@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from parallel_runtime.requests.requests import ComfyuiCode
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from tests.patience import wait_until
 from workers.client import supervisor_process
 from workers.client.client import PoolClient

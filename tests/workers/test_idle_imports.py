@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_runtime.requests.requests import ComfyuiCode
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.tiny_lora import KINDS, peft, write_lora
 from workers.rank import inbox as idle_imports

@@ -10,7 +10,8 @@ import torch
 from parallel_runtime.errors import RequestError
 from parallel_runtime.patching.patch_data import Encoder, PatchSet, WeightPatches
 from parallel_runtime.patching.patch_store import PatchStore
-from parallel_runtime.requests.requests import ComfyuiCode, KeepPatches
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
+from parallel_runtime.requests.requests import KeepPatches
 from workers.client import held
 from workers.client.held import Patches
 

@@ -15,8 +15,9 @@ from nodes.panel.status import read_status
 from nodes.run_notices import RunNotices
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, OutOfMemoryError, RequestError, UnsupportedModelError
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import ComfyuiCode, VaeFile
+from parallel_runtime.requests.requests import VaeFile
 from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
 from tests.comfyui_vaes.tiny import fill
 from workers.client.client import PoolClient, VaeRequest

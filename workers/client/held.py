@@ -14,9 +14,10 @@ import torch
 
 from parallel_runtime.networks.comfyui.module_tree import describe_module
 from parallel_runtime.patching.patch_data import PatchSet, WeightPatches, as_bytes
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.patches import Attached
-from parallel_runtime.requests.requests import Attach, ComfyuiCode, ConditioningRef, KeepPatches, attached_name
+from parallel_runtime.requests.requests import Attach, ConditioningRef, KeepPatches, attached_name
 
 from ..wire.tensors import in_pieces
 from .requests import Submission, Submit

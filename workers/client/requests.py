@@ -12,7 +12,9 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from parallel_runtime.loading.files import Identity, identity
-from parallel_runtime.requests.requests import Answer, ComfyuiCode, Request, Sample, VaeFile
+from parallel_runtime.requests.answers import Answer
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
+from parallel_runtime.requests.requests import Request, Sample, VaeFile
 from parallel_runtime.said import said
 
 OnProgress = Callable[[int, int, "torch.Tensor | None"], None]

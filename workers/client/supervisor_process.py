@@ -13,7 +13,7 @@ import sys
 import msgspec
 
 from parallel_runtime.errors import PoolError
-from parallel_runtime.requests.requests import ComfyuiCode
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.said import Said, said
 
 from ..launch import EXPECTED_COMFYUI, PACK_ROOT, PoolSpec, log_directory

@@ -15,7 +15,7 @@ import torch
 from parallel_runtime.acceleration import compiler
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.patching.comfyui_patches import MODULES
-from parallel_runtime.requests.requests import ComfyuiCode
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
 
 from ..wire.connection import ConnectionClosed
 from ..wire.frames import Frame, FrameError

@@ -18,8 +18,9 @@ from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.errors import NotLoadedError, ParallelError, PeerFailedError
 from parallel_runtime.mesh.launched import launched
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.control import Cancelled, Control
-from parallel_runtime.requests.requests import ComfyuiCode, Forward, Invoke, RunVae, Sample, Step
+from parallel_runtime.requests.requests import Forward, Invoke, RunVae, Sample, Step
 
 from ..wire.error_info import describe
 from ..wire.frames import Frame

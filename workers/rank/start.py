@@ -24,7 +24,7 @@ import torch.distributed as dist
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages
-from parallel_runtime.requests.requests import ComfyuiCode
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
 
 from ..launch import EXPECTED_COMFYUI, PoolSpec
 from ..processes import DUMP_STACKS, die_with_parent

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ...errors import RequestError
+from ...requests.comfyui_code import Guidance
 from ...requests.patches import CARRIED, FUNCTIONS, OBJECTS, PATCHES, REPLACED, SIGMAS, Attached, Patch
-from ...requests.requests import Guidance
 from ...said import said
 from .node_rules import AROUND_GUIDER, PatchRule, guidance_rule_of, rule_of
 
