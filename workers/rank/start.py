@@ -6,7 +6,6 @@ job; one sends a heartbeat.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import faulthandler
 import logging
@@ -22,8 +21,6 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime.engine.engine import Engine
-from parallel_runtime.errors import UnsupportedModelError
-from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages
 from parallel_runtime.requests.comfyui_code import ComfyuiCode
 
 from ..launch import EXPECTED_COMFYUI, PoolSpec
@@ -69,8 +66,6 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     `make_engine(device, rank, world_size)` lets tests put faults in.
     """
     die_with_parent(os.getppid())
-    with contextlib.suppress(UnsupportedModelError):  # no diffusers: a model that needs it says so
-        leave_out_unused_packages()
     elsewhere = "PARALLEL_DIT_POOL" not in os.environ  # no supervisor has started this rank
     if elsewhere:
         make_environment(os.environ)
