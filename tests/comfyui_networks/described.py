@@ -26,7 +26,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[
         latents = tuple(tuple(each.shape) for each in (x if isinstance(x, list) else [x]))
         described = describe_network(made.network, 0, len(latents[0]) - 2)
         facts, context = described.facts, arguments["context"]
-        family = Family(name, name, described.patch, described.rows_together)
+        family = Family(name, described.patch, described.rows_together)
         request = family.describe(Seen(tuple(context.shape), latents), batch=latents[0][0])
         seen = [0]
 
