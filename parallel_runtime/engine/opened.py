@@ -24,7 +24,6 @@ from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.comfy_network import ComfyNetwork
 from ..networks.comfyui.description import Described, describe_network
-from ..networks.diffusers.lean_imports import leave_out_unused_packages
 from ..networks.diffusers.parallel_transformer import parallelize
 from ..networks.facts import describe
 from ..networks.marked_blocks import mark_blocks
@@ -104,12 +103,11 @@ class Opened(ABC):
 
 
 class OpenedCheckpoint(Opened):
-    """For a class of diffusers, whose unused parts this process shall not import."""
+    """For a class of diffusers."""
 
     def __init__(self, request: Load):
         self._checkpoint: Checkpoint = open_checkpoint(request.path)
         spec = self._checkpoint.spec
-        leave_out_unused_packages()
         network: Any = build_transformer(self._checkpoint)
         self.dtype = getattr(torch, request.dtype)
         self.facts = describe(network, spec.network, spec.title, self.dtype.itemsize, (spec.token, spec.token))

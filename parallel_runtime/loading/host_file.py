@@ -183,6 +183,9 @@ def _recognise(
         if converted is not None:
             state_dict = converted
             config = detection.model_config_from_unet(state_dict, "")
+        elif (config := detection.model_config_from_diffusers_unet(state_dict)) is not None:
+            names = comfy.utils.unet_to_diffusers(config.unet_config)
+            state_dict = {name: state_dict[theirs] for theirs, name in names.items() if theirs in state_dict}
     if config is None:
         raise UnsupportedModelError(
             said(

@@ -23,6 +23,7 @@ class ComfyFamily:
         mask: it has a noise mask.
         per_step: why Parallel Sampler runs it per step; "" where the pool has its loop.
         control: width of a ControlNet of its class, where it has one.
+        sigma: the largest. Samplers subtract from noise as large as that, whose last place is then the latent's.
     """
 
     latents: list[list[int]]
@@ -34,6 +35,7 @@ class ComfyFamily:
     mask: bool = False
     per_step: str = ""
     control: int = 0
+    sigma: float = 1.0
 
     def graph(self, workflow: Workflow) -> Prompt:
         """The workflow's graph with this family's latent and conditionings."""
@@ -162,7 +164,7 @@ FAMILIES: dict[str, ComfyFamily] = {
     "joyimage": ComfyFamily([[1, 16, 1, 6, 10]], _T5, values={"reference_latents": {"list": [[1, 16, 1, 4, 6]]}}),
     "kandinsky-5": ComfyFamily([_VIDEO], (9, 3584), pooled=768),
     "sd3": ComfyFamily([[2, 16, 9, 7]], _TEXT),
-    "cogvideox": ComfyFamily([_VIDEO], _TEXT),
+    "cogvideox": ComfyFamily([_VIDEO], _TEXT, sigma=4519.0),
     "hunyuan-3d-2": ComfyFamily([[1, 64, 37]], _TEXT),
     "hunyuan-3d-21": ComfyFamily([[1, 64, 37]], (9, 1024)),
     "stable-audio-3": ComfyFamily([[1, 256, 45]], (9, 768), values={"seconds_total": 30}),

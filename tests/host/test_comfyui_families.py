@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
+import torch
 
 from .comfyui_families import FAMILIES, LARGE_FAMILIES
 from .older_host import skip_as_older
@@ -93,7 +94,8 @@ def test_families_give_comfyuis_latent_with_tokens_shared_out_and_branches_dealt
         latent, wanted = host.latent(run, SAVE), expected[workflow]
         assert wanted.std() > 0.1
         assert latent.shape == wanted.shape
-        assert (latent - wanted).abs().max() < TOLERANCE * wanted.abs().max()
+        last_place = 4 * family.sigma * torch.finfo(torch.float32).eps
+        assert (latent - wanted).abs().max() < max(TOLERANCE * wanted.abs().max(), last_place)
     assert sampled_in_pool(in_pool.texts) == (not family.per_step), in_pool.texts
     assert any(node == SAMPLER and family.per_step in text for node, text in in_pool.texts), in_pool.texts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,39 @@ def _said(run: Callable[[str], Any], path: str) -> str:
         return str(run(path))
     except ParallelError as error:
         return f"{type(error).__name__} {error.cause}".replace("\n", " ")
+
+
+SDXL = {
+    "use_checkpoint": False, "image_size": 32, "out_channels": 4, "use_spatial_transformer": True, "legacy": False,
+    "num_classes": "sequential", "adm_in_channels": 2816, "in_channels": 4, "model_channels": 320,
+    "num_res_blocks": [2, 2, 2], "transformer_depth": [0, 0, 2, 2, 10, 10], "channel_mult": [1, 2, 4],
+    "transformer_depth_middle": 10, "use_linear_in_transformer": True, "context_dim": 2048, "num_head_channels": 64,
+    "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
+    "use_temporal_attention": False, "use_temporal_resblock": False,
+}  # fmt: skip
+
+
+def look_at_sdxl_in_names_of_diffusers(rank: int, world_size: int, comfyui: str, files: list[str]) -> dict[str, Any]:
+    """{"said": what the file is, weights that it lacks, those that a rank's network has}; the file is written here, of
+    zeros that take no place on the disk."""
+    use_comfyui(comfyui, {"cpu": True})
+    import comfy.ops
+    import comfy.utils
+    from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
+
+    from nodes.model_files import open_model_file
+    from parallel_runtime.loading.comfyui_network import load_network
+
+    own = UNetModel(**SDXL, device="meta", dtype=torch.float16, operations=comfy.ops.disable_weight_init).state_dict()
+    end, header = 0, {}
+    for theirs, name in comfy.utils.unet_to_diffusers(SDXL).items():
+        if name in own:
+            begin, end = end, end + own[name].nbytes
+            header[theirs] = {"dtype": "F16", "shape": list(own[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with Path(files[0]).open("wb") as written:
+        written.write(len(text).to_bytes(8, "little") + text)
+        written.truncate(8 + len(text) + end)
+    file, why = open_model_file(Path(files[0]))
+    network, _ = load_network(file, torch.float16, False, lambda done, total: None)
+    return {"said": [type(file.config).__name__, str(why), str(network.state_dict().keys() == own.keys())]}

@@ -54,6 +54,11 @@ def test_files_are_known_by_their_header_or_refused_with_comfyuis_reason(tmp_pat
 
 
 @pytest.mark.slow
+def test_a_unet_in_the_names_of_diffusers_is_what_comfyui_makes_of_it(tmp_path):
+    assert said("look_at_sdxl_in_names_of_diffusers", tmp_path / "unet.safetensors") == ["SDXL", "", "True"]
+
+
+@pytest.mark.slow
 def test_layers_have_parameters_where_comfyui_streams_weights(tmp_path):
     assert said("build_streamed", write_original(tmp_path / "file.safetensors")) == ["True True"]
 

@@ -84,6 +84,12 @@ def test_a_process_with_more_files_than_select_takes_waits_for_a_reader_that_is_
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_a_connection_that_another_thread_has_closed_sends_no_more(pair):
+    pair[0].close()
+    with pytest.raises(ConnectionClosed):
+        pair[0].send(*a_job(x=torch.zeros(3)))
+
+
 def test_an_end_of_file_in_the_middle_of_a_frame_closes_the_connection(pair):
     header = encode_header(Heartbeat(0, 1))
     pair[0]._socket.sendall((encode_prefix(header, 0) + header)[:-1])

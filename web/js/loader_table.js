@@ -25,6 +25,7 @@ export const THEIR_DTYPES = ["default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5
 
 // The type that takes the place of one of ours again; null where none gives what is connected.
 export function theirsOf(node, file) {
+  if (file.endsWith("/")) return null; // a folder of diffusers', which earlier versions took
   if (node.type === "ParallelLoader") return file.toLowerCase().endsWith(".gguf") ? "UnetLoaderGGUF" : "UNETLoader";
   const connected = (slot) => Boolean(node.outputs?.[slot]?.links?.length);
   if (!connected(3)) return "CheckpointLoaderSimple";

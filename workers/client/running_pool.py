@@ -70,14 +70,14 @@ class RunningPool:
 
     def _wait_while(self, state: State) -> None:
         """PoolError where the supervisor does not answer meanwhile."""
-        with self.life.changed:
-            while self.life.state == state:
-                if self._should_cancel():
-                    raise Cancelled
-                self._mind_silence()
-                if state == "cancelled" and self.life.cancelled_for > ABANDONED_SECONDS:
-                    self._give_up(said("did not end a job that was cancelled"))
-                self.life.changed.wait(POLL_SECONDS)
+        while self.life.state == state:
+            if self._should_cancel():
+                raise Cancelled
+            self._mind_silence()
+            if state == "cancelled" and self.life.cancelled_for > ABANDONED_SECONDS:
+                self._give_up(said("did not end a job that was cancelled"))
+            with self.life.changed:
+                self.life.changed.wait_for(lambda: self.life.state != state, POLL_SECONDS)
 
     def status(self, timeout: float = 5.0) -> Status:
         """Ask the supervisor for the pool's state; works while a job runs. `silent` where no answer comes in time."""

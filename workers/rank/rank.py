@@ -18,9 +18,10 @@ from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.errors import NotLoadedError, ParallelError, PeerFailedError
 from parallel_runtime.mesh.launched import launched
+from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages
 from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.control import Cancelled, Control
-from parallel_runtime.requests.requests import Forward, Invoke, RunVae, Sample, Step
+from parallel_runtime.requests.requests import Forward, Invoke, Load, RunVae, Sample, Step, Survey
 
 from ..wire.error_info import describe
 from ..wire.frames import Frame
@@ -100,6 +101,9 @@ class Rank:
     def _prepare(self, job: Job) -> Prepared | None:
         try:
             self.client_memory.open_for(job)  # what cannot be opened is found here, where it costs the job alone
+            load = job.request.load if isinstance(job.request, Survey) else job.request
+            if isinstance(load, Load) and load.comfyui is None:
+                leave_out_unused_packages()  # of diffusers; this process has no other use for it
             prepared = self.engine.prepare(job.request, unpack_meta(job.tensors), RankControl(self, job))
         except Cancelled:
             self._fail(job.number, Cancelled(), cancelled=True)

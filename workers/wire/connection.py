@@ -47,7 +47,7 @@ class Connection:
                 self._write(memoryview(prefix + header), while_stuck)
                 for buffer in buffers:
                     self._write(buffer.cast("B"), while_stuck)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the latter of a poll for a socket that another thread has closed
             raise ConnectionClosed(str(error)) from error
 
     def offer(self, message: Message) -> bool:
