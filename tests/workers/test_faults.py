@@ -221,8 +221,8 @@ def test_a_job_that_a_dying_rank_never_read_goes_to_a_fresh_pool(faulty_pool, jo
     before = pool.client.pool.pid
     rank = psutil.Process(pool.client.status().pids[1])
     rank.suspend()  # it ends, and what it has not read yet is there
-    threads = list(Path(f"/proc/{rank.pid}/task").iterdir())
-    assert wait_until(lambda: all(") T " in (thread / "stat").read_text() for thread in threads))  # one by one they stop
+    threads = list(Path(f"/proc/{rank.pid}/task").iterdir())  # which stop one by one
+    assert wait_until(lambda: all(") T " in (thread / "stat").read_text() for thread in threads))
     threading.Timer(0.5, rank.kill).start()
     run()
     assert pool.client.pool.pid != before
