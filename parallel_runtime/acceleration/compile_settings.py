@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -60,14 +61,16 @@ class Settings:
     Args:
         options: of its backend. Those of a block come too late for a pass as early as ours in torch 2.6, so they hold
             all around.
+        numbers: arguments that hold token indices; graphs leave these open, as they leave sizes.
     """
 
-    def __init__(self, options: Mapping[str, Any]):
+    def __init__(self, options: Mapping[str, Any], numbers: Iterable[str] = ()):
         self._settings = _usable(
             {
                 "a limit of graphs": _graph_limits,
                 "open sizes": _unequal_sizes,
                 "passes": lambda: _inductor_options(dict(options)),
+                **({"open numbers": partial(_open_numbers, tuple(numbers))} if numbers else {}),
             }
         )
 
@@ -118,6 +121,14 @@ def _unequal_sizes() -> contextlib.AbstractContextManager[Any]:
     import torch.fx.experimental._config as symbolic_shapes
 
     return symbolic_shapes.patch(use_duck_shape=False)  # type: ignore[attr-defined]
+
+
+def _open_numbers(names: Sequence[str]) -> contextlib.AbstractContextManager[Any]:
+    """Token indices are any numbers: an argument that is one, or the first two items of the tuples in a list."""
+    import torch.compiler.config
+
+    sources = ",".join(rf"L\['{name}'\](\[\d+\]\[[01]\])?$" for name in names)
+    return torch.compiler.config.patch(dynamic_sources=sources)  # type: ignore[attr-defined]
 
 
 def _inductor_options(options: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:

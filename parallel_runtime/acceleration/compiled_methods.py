@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -32,15 +33,16 @@ class CompiledMethods:
             that another size needs no new graph, and another batch none but for the step from one row to several.
             Quantised weights are tensors with tensors in them, which torch.compile does not combine with open sizes.
         backend: of torch.compile.
+        numbers: arguments that hold token indices.
     """
 
-    def __init__(self, plain: bool, backend: str = "inductor"):
+    def __init__(self, plain: bool, backend: str = "inductor", numbers: Sequence[str] = ()):
         self._plain = plain
         self._backend = backend
         self._options = {**(our_passes() if plain else {}), **_known(_IN_ORDER)}
         if backend != "inductor":
             self._options = {}
-        self._settings = Settings(self._options)
+        self._settings = Settings(self._options, numbers if plain else ())
         self._own: dict[Any, Callable[..., Any]] = {}
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self.refused: dict[Any, str] = {}
@@ -111,8 +113,12 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _alone(value: Any) -> Any:
-    """An argument whose tensors are no views to torch: of a view, a graph would depend on what it is a view of."""
+    """An argument whose tensors are no views to torch: of a view, a graph would depend on what it is a view of. Nor are
+    they transposed, as the first block's tokens are where a convolution made them (Wan): it would need its own graph.
+    """
     if isinstance(value, torch.Tensor):
+        if value.ndim > 2 and value.stride(-1) != 1:
+            value = value.contiguous()
         return without_row_stride(value.data if value._is_view() else value)
     if type(value) in (list, tuple):
         return type(value)(_alone(each) for each in value)
@@ -126,3 +132,5 @@ def _leave_open(value: Any, dim: int) -> None:
     elif isinstance(value, list | tuple):
         for each in value:
             _leave_open(each, dim)
+    elif is_dataclass(value):  # FLUX.2's modulation
+        _leave_open(list(vars(value).values()), dim)

@@ -11,6 +11,7 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,15 +30,17 @@ OverPeers = Callable[..., torch.Tensor | None]
 _NOW = threading.local()
 
 
+@dataclass
 class Traced:
     """Where the code that is being traced is.
 
-    Torch's compiler follows what is written here while it traces a block, and leaves it as it was.
+    Torch's compiler follows what is written here while it traces a block, and leaves it as it was. An object has its
+    attributes from the start: a graph would be made anew once one is no longer the class's.
     """
 
-    where = ""
+    where: str = ""
     """Inside of which submodule of its block (Blocks.cross, Blocks.gathers)."""
-    in_order = False
+    in_order: bool = False
     """Operators of the block keep their order, though none needs what another gives."""
     last: torch.Tensor | None = None
     """What the one before gave, where they do."""

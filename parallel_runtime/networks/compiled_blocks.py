@@ -26,16 +26,24 @@ class CompiledBlocks:
 
     Args:
         attention: of the network; counts what blocks have exchanged.
+        numbers: arguments of blocks that hold token indices.
         backend: of torch.compile.
     """
 
-    def __init__(self, network: nn.Module, split: TokenSplit, attention: BlockAttention, backend: str = "inductor"):
+    def __init__(
+        self,
+        network: nn.Module,
+        split: TokenSplit,
+        attention: BlockAttention,
+        numbers: Sequence[str] = (),
+        backend: str = "inductor",
+    ):
         self._split = split
         self._attention = attention
         self._quantised: weakref.WeakKeyDictionary[nn.Module, list[QuantisedLayer | GgufLayer]] = (
             weakref.WeakKeyDictionary()
         )
-        self.methods = CompiledMethods(is_plain(network), backend)
+        self.methods = CompiledMethods(is_plain(network), backend, numbers)
         self.in_use = True
         self.before_compiling: Callable[[], None] = lambda: None
         """Called once, before the first forward that may compile."""

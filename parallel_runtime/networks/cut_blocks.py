@@ -236,7 +236,7 @@ class CutBlock:
         return run(self._forward, args, kwargs, self._varying)
 
     def _varying(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, int]]:
-        """Arguments that have tokens, or rows for such, with the dims that these are on."""
+        """Arguments that have tokens, or rows or columns for such, with the dims that these are on."""
         blocks = self.blocks
         call = BlockCall(self.signature, blocks.positional, args, kwargs)
         dims = {
@@ -245,11 +245,13 @@ class CutBlock:
             **blocks.longer,
             **{name: dim for name, (_, dim) in blocks.rows.items()},
         }
-        return [
+        sizes = [
             (call[name], dim + further)
             for name, dim in dims.items()
             for further in range(GRID if name in blocks.grids else 1)
         ]
+        masks = [(call[name], dim) for name in blocks.alike if name.endswith("mask") for dim in (-2, -1)]
+        return sizes + masks + [(call[name], 0) for name in blocks.segments]
 
     def _whole_again(
         self,

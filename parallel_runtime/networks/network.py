@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ from ..switches import is_on
 from .attention_operator import attending
 from .block_attention import BlockAttention, Suited
 from .stages import Stages
+from .tables.blocks import Blocks
 from .token_split import RunBlock, TokenSplit
 
 if TYPE_CHECKING:
@@ -71,11 +72,12 @@ class Network:
         self._recorded: RecordedForward | None = None
         self._runs_in_a_ring = False
 
-    def _compile(self, network: nn.Module) -> None:
+    def _compile(self, network: nn.Module, lists: Iterable[Blocks]) -> None:
         """Have the blocks run compiled; each is compiled when it first runs."""
         from .compiled_blocks import CompiledBlocks  # imports much of torch that nothing else needs
 
-        self._compiled = CompiledBlocks(network, self._split, self._attend)
+        numbers = sorted({name for blocks in lists for name in (*blocks.segments, *blocks.border)})
+        self._compiled = CompiledBlocks(network, self._split, self._attend, numbers)
         self._run_block = self._compiled.run
 
     def _record(self, probe: Any = None) -> None:

@@ -61,10 +61,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         assert described.data is not None, described.why_whole
         split = TokenSplit(single_rank_mesh())
         prepare_network(made.network, described.data, split)
-        held = SimpleNamespace(
-            network=made.network, split=split, here=True, device=torch.device("cpu"), stream=None,
-            stages=Stages(made.network, None, split, None), own_cache=OwnCache(described.data),
-        )  # fmt: skip
+        held = _held(made, described, split)
         plain = ComfyNetwork(held, described, None, "auto", torch.float32)
         chosen: Any = _rewritten(operators) if backend == "rewritten" else backend
         with mock.patch.object(
@@ -103,10 +100,7 @@ def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any
     assert described.data is not None
     split = TokenSplit(single_rank_mesh())
     cut_blocks(made.network, described.data.blocks, split)
-    held = SimpleNamespace(
-        network=made.network, split=split, here=True, device=torch.device("cpu"), stream=None,
-        stages=Stages(made.network, None, split, None), own_cache=OwnCache(described.data),
-    )  # fmt: skip
+    held = _held(made, described, split)
     network = ComfyNetwork(held, described, None, "auto", torch.float32)
     replays: list[Any] = []
 
@@ -153,10 +147,7 @@ def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size) if world_size > 1 else single_rank_mesh()
     split = TokenSplit(single_rank_mesh())
     prepare_network(made.network, described.data, split)
-    held = SimpleNamespace(
-        network=made.network, split=split, here=True, device=torch.device("cpu"), stream=None,
-        stages=Stages(made.network, None, split, None), own_cache=OwnCache(described.data),
-    )  # fmt: skip
+    held = _held(made, described, split)
     os.environ[VARIABLE] = "modulation"  # which calls with functions leave to the blocks
     plain = ComfyNetwork(held, described, None, "auto", torch.float32)
     eager = functools.partial(compiled_blocks.CompiledBlocks, backend="eager")
@@ -186,6 +177,81 @@ def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
         }
     assert not methods.refused
     return found
+
+
+def graphs(rank: int, world_size: int, comfyui: str, names: list[str], unlike: dict[str, list[str]]) -> dict[str, Any]:
+    """{network: {"one": graphs after a call of one row, then after another "size", another "text", "two" rows and
+    "three"}}, counted from the first call on.
+
+    Args:
+        unlike: network -> calls of these that it has not, or not by itself.
+    """
+    use_comfyui(comfyui, {"cpu": True})
+    import torch._dynamo.utils
+
+    from tests.comfyui_networks.catalogue import TINY
+
+    torch.set_grad_enabled(False)
+    mesh = single_rank_mesh()
+    found: dict[str, Any] = {}
+    for name in names:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        made = TINY[name]()
+        arguments = _rows(next(iter(made.calls.values())), 1)
+        x = arguments["x"]
+        described = describe_network(made.network, 0, (x if isinstance(x, torch.Tensor) else x[0]).ndim - 2)
+        assert described.data is not None
+        split = TokenSplit(mesh)
+        prepare_network(made.network, described.data, split)
+        eager = functools.partial(compiled_blocks.CompiledBlocks, backend="eager")
+        with mock.patch.object(compiled_blocks, "CompiledBlocks", eager):
+            network = ComfyNetwork(_held(made, described, split), described, None, "auto", torch.float32, compile=True)
+        calls = {
+            "one": arguments, "size": _wider(arguments), "text": _longer(arguments), "two": _rows(arguments, 2),
+            "three": _rows(arguments, 3),
+        }  # fmt: skip
+        found[name] = {}
+        for what, call in calls.items():
+            if what not in unlike.get(name, ()):
+                _predict(network, mesh, call)
+                found[name][what] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        assert not network._run_block.__self__.methods.refused  # type: ignore[union-attr]
+    return found
+
+
+def _rows(arguments: dict[str, Any], rows: int) -> dict[str, Any]:
+    """The first row of each, so often."""
+    x = arguments["x"]
+    batch = (x if isinstance(x, torch.Tensor) else x[0]).shape[0]
+
+    def repeat(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == batch:
+            return value[:1].repeat(rows, *[1] * (value.ndim - 1))
+        return type(value)(map(repeat, value)) if isinstance(value, list | tuple) else value
+
+    return {name: repeat(value) for name, value in arguments.items()}
+
+
+def _wider(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Four more columns of the first latent."""
+    x = arguments["x"]
+    first, *others = [x] if isinstance(x, torch.Tensor) else x
+    first = torch.cat([first, first[..., -4:]], dim=-1)
+    return arguments | {"x": first if isinstance(x, torch.Tensor) else [first, *others]}
+
+
+def _longer(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Three more tokens of the text."""
+    names = [name for name in ("context", "attention_mask") if isinstance(arguments.get(name), torch.Tensor)]
+    return arguments | {name: torch.cat([arguments[name], arguments[name][:, :3]], dim=1) for name in names}
+
+
+def _held(made: Any, described: Any, split: TokenSplit) -> Any:
+    return SimpleNamespace(
+        network=made.network, split=split, here=True, device=torch.device("cpu"), stream=None,
+        stages=Stages(made.network, None, split, None), own_cache=OwnCache(described.data),
+    )  # fmt: skip
 
 
 def _rewritten(operators: set[str]) -> Any:

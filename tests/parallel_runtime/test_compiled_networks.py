@@ -48,6 +48,30 @@ PARTS = 6
 """Of the rest of the table, which takes a quarter of an hour."""
 
 
+OPEN_IN_CI = ["flux2", "kandinsky 5", "minimax h3", "ltx-video further inputs"]
+"""One whose rows stand in dataclasses, one whose text is looked at, one that counts tokens, one with a mask."""
+UNLIKE = {
+    # The number of tokens is an argument.
+    "omnigen 2": ["text"],
+    "boogu": ["text"],
+    # A further input is as large as the latent.
+    "ace-step 1.5": ["size"],
+    "triposplat": ["size"],
+    "wan further inputs": ["size"],
+    "wan vace": ["size"],
+    "ltx-2 further inputs": ["size", "two", "three"],
+    # One row is all that they take.
+    "hunyuan video further inputs": ["two", "three"],
+    "minimax h3": ["two", "three"],
+    "minimax h3 further inputs": ["size", "text", "two", "three"],
+    # Their rows are counted by an object, or stand behind the grid, and are not left open.
+    "ltx-2": ["three"],
+    "ltx-2.5": ["three"],
+    "cosmos 1": ["three"],
+}
+"""Network -> calls that it has not, or that need a graph."""
+
+
 def compare(ranks: int, names: list[str], backend: str) -> list[dict[str, Any]]:
     """Assert that compiled blocks compute what the blocks do."""
     arguments = {"comfyui": str(COMFYUI), "names": names, "backend": backend}
@@ -219,6 +243,30 @@ def test_a_second_number_of_tokens_needs_no_new_graph_and_a_quantised_network_ha
             with methods.compiling():
                 methods.call(Twice().forward, (x,), {}, lambda args, kwargs: [(args, 1)], lambda: True)
         assert len(made) == graphs
+
+
+def need_no_graphs(names: list[str]) -> None:
+    """Assert that another size, another text and a third row compile nothing."""
+    arguments = {"comfyui": str(COMFYUI), "names": names, "unlike": UNLIKE}
+    (found,) = run_ranks(1, "tests.comfyui_networks.compiled:graphs", arguments)
+    assert set(found) == set(names)
+    for name, graphs in found.items():
+        assert graphs["one"] > 0, name
+        assert {graphs.get(what, graphs["one"]) for what in ("size", "text")} == {graphs["one"]}, name
+        assert graphs.get("three") == graphs.get("two"), name
+
+
+@with_comfyui
+@pytest.mark.slow
+def test_another_size_another_text_and_a_third_row_need_no_graph():
+    need_no_graphs(OPEN_IN_CI)
+
+
+@with_comfyui
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(PARTS))
+def test_another_size_another_text_and_a_third_row_need_no_graph_of_any_class(part):
+    need_no_graphs(sorted(set(TINY) - {*OPEN_IN_CI, *NOT_COMPILED})[part::PARTS])
 
 
 def attention_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **given: Any) -> torch.Tensor:

@@ -61,7 +61,7 @@ class ComfyNetwork(Network):
         self._latent = latent
         self._patches = LivePatches(held.device)
         if compile and described.data is not None:
-            self._compile(held.network)
+            self._compile(held.network, described.data.blocks)
         # A recording would read what the network kept where that was, whatever became of it.
         if described.data is None or not described.data.clears:
             self._record(_other_values)

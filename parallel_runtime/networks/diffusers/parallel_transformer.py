@@ -118,7 +118,7 @@ class ParallelTransformer(Network):
 
             allow_in_graph(untraced_classes(transformer))
             exchange_rotary(attention.values())
-            self._compile(transformer)
+            self._compile(transformer, spec.cut)
         cut_blocks(transformer, spec.cut, self._split)
         if not spec.cut:
             run_blocks(self._blocks, self._split)

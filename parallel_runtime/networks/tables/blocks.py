@@ -38,7 +38,7 @@ class Blocks:
             one for all.
         segments: argument -> stream: a list of (start, stop, ...) over its tokens; None as stop is the end.
         border: argument -> stream: the index of a token.
-        alike: arguments that are the same for all tokens.
+        alike: arguments that are the same for all tokens. What is named a mask may have rows and columns for them.
         longer: those of `alike` -> a dim that is longer in one call than in another (texts): graphs leave it open.
         cross: submodules whose attention is not over the tokens: their keys are whole on every rank.
         texts: the same of diffusers' classes, whose attention over texts nobody changes: for plans alone.

@@ -22,6 +22,7 @@ SOUND: Mapping[str, Network] = {
                 "decoder.layers", {"hidden_states": 1}, ("hidden_states",), joint={"position_embeddings": 0},
                 cross=("cross_attn",), when={"self_attn.sliding_window": None},
                 alike=("temb", "encoder_hidden_states", "attention_mask", "encoder_attention_mask"),
+                longer={"encoder_hidden_states": 1},
             ),
         ),
         attention_in=("comfy.ldm.ace.ace_step15",),
@@ -36,7 +37,7 @@ SOUND: Mapping[str, Network] = {
             Blocks(
                 "transformer.layers", {"x": 1}, ("x",), joint={"rotary_pos_emb": 0}, cross=("cross_attn",),
                 when={"self_attn.feat_scale": False, "conformer": None}, whole_with=("mask", "local_add_cond"),
-                alike=("context", "global_cond", "context_mask", *OPTIONS),
+                alike=("context", "global_cond", "context_mask", *OPTIONS), longer={"context": 1},
             ),
         ),
         heads="transformer.layers.0.self_attn.num_heads",

@@ -76,6 +76,7 @@ PREDICT_2 = Blocks(
         "extra_per_block_pos_emb": ("x_B_T_H_W_D", 1),
     },
     grids=("x_B_T_H_W_D", "extra_per_block_pos_emb"), cross=("cross_attn",), alike=("crossattn_emb", *OPTIONS),
+    longer={"crossattn_emb": 1},
 )  # fmt: skip
 
 _LENS = Blocks(
@@ -209,7 +210,7 @@ IMAGE: Mapping[str, Network] = {
         (
             Blocks(
                 "blocks", {"x": 1}, ("x",), cross=("cross_attn",), when={"attn.sr_ratio": 1},
-                alike=("y", "t", "mask", "HW"), latent="x",
+                alike=("y", "t", "mask", "HW"), longer={"y": 1}, latent="x",
             ),
         ),
         attention_in=("comfy.ldm.pixart.blocks",), stages=True,
@@ -219,7 +220,7 @@ IMAGE: Mapping[str, Network] = {
         (
             Blocks(
                 "blocks", {"x": 1}, ("x",), joint={"freq_cis_img": 0}, rows={"skip": ("x", 1)}, cross=("attn2",),
-                alike=("c", "text_states"), skips=True, latent="x",
+                alike=("c", "text_states"), longer={"text_states": 1}, skips=True, latent="x",
             ),
         ),
         attention_in=("comfy.ldm.hydit.attn_layers",), stages=True,

@@ -11,7 +11,7 @@ from .image import FLUX, PREDICT_2
 _LTX_VIDEO = Blocks(
     "transformer_blocks", {"x": 1}, ("x",), joint={"pe": 1},
     rows={"timestep": ("x", 1), "self_attention_mask": ("x", 1)}, cross=("attn2",),
-    alike=("context", "attention_mask", "prompt_timestep", *OPTIONS),
+    alike=("context", "attention_mask", "prompt_timestep", *OPTIONS), longer={"context": 1},
 )  # fmt: skip
 
 # The audio stream is short: it is whole on every rank, and the video's tokens are shared out.
@@ -26,6 +26,7 @@ _LTX_2 = Blocks(
         "v_context", "a_context", "attention_mask", "a_timestep", "a_pe", "a_cross_pe", "a_cross_scale_shift_timestep",
         "a_cross_gate_timestep", "v_prompt_timestep", "a_prompt_timestep", *OPTIONS,
     ),
+    longer={"v_context": 1, "a_context": 1},
 )  # fmt: skip
 
 _COG_VIDEO = Blocks(
@@ -37,7 +38,7 @@ _COG_VIDEO = Blocks(
 _COSMOS = Blocks(
     "blocks", {"x": 0}, ("x",), joint={"rope_emb_L_1_1_D": 0}, grids=("x",), cross=("blocks.1",),
     when={"blocks.1.block_type": "ca", "x_format": "THWBD"},
-    alike=("emb_B_D", "crossattn_emb", "crossattn_mask", "adaln_lora_B_3D", *OPTIONS),
+    alike=("emb_B_D", "crossattn_emb", "crossattn_mask", "adaln_lora_B_3D", *OPTIONS), longer={"crossattn_emb": 0},
 )  # fmt: skip
 
 VIDEO: Mapping[str, Network] = {
@@ -64,7 +65,7 @@ VIDEO: Mapping[str, Network] = {
         (
             Blocks(
                 "visual_transformer_blocks", {"visual_embed": 1}, ("visual_embed",), joint={"freqs": 1},
-                cross=("cross_attention",), alike=("text_embed", "time_embed", *OPTIONS),
+                cross=("cross_attention",), alike=("text_embed", "time_embed", *OPTIONS), longer={"text_embed": 1},
                 modulations={"time_embed": ("visual_modulation.out_layer",)},
             ),
         ),
@@ -93,17 +94,18 @@ VIDEO: Mapping[str, Network] = {
 
 
 _CONTEXT = ("context", "context_img_len", *OPTIONS)
+_TEXT = {"context": 1}
 
 # References and poses may follow the video, and then timesteps by frame need not divide the tokens.
 _WAN = Blocks(
     "blocks", {"x": 1}, ("x",), joint={"freqs": 1}, rows={"e": ("x", 1)}, stretched=("e",), cross=("cross_attn",),
-    alike=_CONTEXT, patched=("attn1_patch", "attn2_patch"), latent="x",
+    alike=_CONTEXT, longer=_TEXT, patched=("attn1_patch", "attn2_patch"), latent="x",
 )  # fmt: skip
 # These have one timestep, and e is (B, 6, D).
 _ONE_TIMESTEP = replace(_WAN, rows={}, stretched=(), alike=("e", *_CONTEXT))
 _VACE = Blocks(
     "vace_blocks", {"c": 1}, ("c", "c"), joint={"freqs": 1}, rows={"x": ("c", 1)}, cross=("cross_attn",),
-    alike=("e", *_CONTEXT),
+    alike=("e", *_CONTEXT), longer=_TEXT,
 )  # fmt: skip
 _HUMO = replace(_WAN, apart=("audio_cross_attn_wrapper",), alike=("audio", *_CONTEXT))
 _CAUSAL = replace(_WAN, whole_with=("kv_cache", "crossattn_cache"))
