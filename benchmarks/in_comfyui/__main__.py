@@ -161,7 +161,8 @@ def _devices(options: argparse.Namespace) -> tuple[str, str]:
     if options.cpu:
         return "cpu:1", "cpu:2"
     if not options.devices:
-        options.devices = ",".join(str(gpu.index) for gpu in list_gpus())
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # which ComfyUI counts from 0
+        options.devices = ",".join(str(index) for index, _ in enumerate(visible.split(",") if visible else list_gpus()))
     return options.devices.partition(",")[0], options.devices
 
 
