@@ -192,7 +192,7 @@ def graphs(rank: int, world_size: int, comfyui: str, names: list[str], unlike: d
     from tests.comfyui_networks.catalogue import TINY
 
     torch.set_grad_enabled(False)
-    mesh = single_rank_mesh()
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size) if world_size > 1 else single_rank_mesh()
     found: dict[str, Any] = {}
     for name in names:
         torch._dynamo.reset()
@@ -202,7 +202,7 @@ def graphs(rank: int, world_size: int, comfyui: str, names: list[str], unlike: d
         x = arguments["x"]
         described = describe_network(made.network, 0, (x if isinstance(x, torch.Tensor) else x[0]).ndim - 2)
         assert described.data is not None
-        split = TokenSplit(mesh)
+        split = TokenSplit(single_rank_mesh())
         prepare_network(made.network, described.data, split)
         eager = functools.partial(compiled_blocks.CompiledBlocks, backend="eager")
         with mock.patch.object(compiled_blocks, "CompiledBlocks", eager):
