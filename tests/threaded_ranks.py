@@ -20,14 +20,14 @@ import torch._inductor.decomposition
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
-from parallel_runtime.acceleration import head_routes
 from parallel_runtime.acceleration import recordings as graphs
-from parallel_runtime.acceleration.host_lanes import Slots
-from parallel_runtime.acceleration.host_memory import HostMemory
 from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
+from parallel_runtime.exchange import head_routes
+from parallel_runtime.exchange.host_lanes import Slots
+from parallel_runtime.exchange.host_memory import HostMemory
 from parallel_runtime.networks import sequence_attention, shares
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer
 from parallel_runtime.requests.requests import Step

@@ -1,1 +1,1 @@
-"""All that touches private parts of torch: compiled blocks, rewritten graphs, recordings, memory of peers."""
+"""Forwards made faster: compiled blocks, passes, recordings. It and exchange/ alone use private parts of torch."""

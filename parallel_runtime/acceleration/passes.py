@@ -107,7 +107,7 @@ def source_hash() -> str:
     """Hash of all sources that transform graphs, or tell the compiler of our operators."""
     package = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
-    folders = [package / name for name in ("acceleration", "attention", "networks")]
+    folders = [package / name for name in ("acceleration", "attention", "exchange", "networks")]
     for source in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(source.relative_to(package).as_posix().encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:32]

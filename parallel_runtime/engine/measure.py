@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ..acceleration.head_routes import may_go_through_host
-from ..acceleration.host_exchange import attend_through_host
-from ..acceleration.host_memory import HostMemory
 from ..attention.choice import resolve_kernel
 from ..attention.kernels import KERNELS
+from ..exchange.head_routes import may_go_through_host
+from ..exchange.host_exchange import attend_through_host
+from ..exchange.host_memory import HostMemory
+from ..gpu_memory.pinned_memory import pinned
 from ..mesh.groups import ExchangedHeads
 from ..mesh.speeds import gather_from_ranks
-from ..pinned_memory import pinned
 from ..requests.facts import HOST_MEMORY, NVLINK, LinkFacts, MachineFacts
 
 _WARM_SECONDS = 0.25
@@ -81,7 +81,7 @@ def measure_link(device: torch.device, world_size: int, assumed: LinkFacts) -> L
     seconds = [exchange, latency, _seconds(pass_on, device)]
     exchange, latency, passed = (max(numbers) for numbers in zip(*gather_from_ranks(seconds, world_size), strict=True))
     if assumed.name == NVLINK.name:
-        # Ulysses writes to its peers' memory there (acceleration/peer_exchange.py) instead of waiting for NCCL.
+        # Ulysses writes to its peers' memory there (exchange/peer_exchange.py) instead of waiting for NCCL.
         latency = min(latency, NVLINK.latency)
     outside = sent.nbytes * (world_size - 1) / world_size
     return LinkFacts(assumed.name, outside / exchange / 1e9, latency, sent.nbytes / passed / 1e9, measured=True)

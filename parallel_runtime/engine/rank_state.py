@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from ..acceleration.head_routes import HeadRoutes
 from ..config import ParallelPlan
+from ..exchange.head_routes import HeadRoutes
 from ..mesh.mesh import Layout
 from ..mesh.speeds import devices_unlike, measure_speeds
 from ..networks.network import Network

@@ -13,13 +13,13 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from ..gpu_memory.arena import Arena, lay_out, make_arena, place_tensor
 from ..patching.comfyui_patches import is_of_gguf
 from ..patching.patch_data import UNPATCHED, as_bytes
 from ..streaming.block_stream import BlockStream
 from ..streaming.dealer import Dealer
 from ..streaming.share_memory import HostShare
 from ..streaming.shared_blocks import SharedBlocks
-from .arena import Arena, lay_out, make_arena, place_tensor
 from .open_file import OpenFile, Reader
 from .reading import OnBytes, Piece, Place, read_anywhere, split, to_device, to_host
 from .weight_parts import alike, as_parameter, made_of, parts, put, weights_of

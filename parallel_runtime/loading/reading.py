@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from ..errors import CheckpointError
-from ..pinned_memory import pinned
+from ..gpu_memory.pinned_memory import pinned
 from ..said import said
 from .paths import reading
 

@@ -32,7 +32,7 @@ class ExchangedHeads:
 
 
 class GroupMemory(Protocol):
-    """Memory that the ranks of a group share; see acceleration/head_routes.py."""
+    """Memory that the ranks of a group share; see exchange/head_routes.py."""
 
     @property
     def made(self) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ..acceleration.peer_memory import PeerBuffers
 from ..attention.kernels import AttentionKernel
 from ..errors import UnsupportedModelError
+from ..exchange.peer_memory import PeerBuffers
 from ..switches import is_on
 from .attention_operator import the_kernel, through_operator
 from .shares import join_both

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..acceleration.head_routes import HeadSharing
 from ..acceleration.recordings import RecordedForward
 from ..attention.choice import check_ring
 from ..attention.kernels import KERNELS
+from ..exchange.head_routes import HeadSharing
 from ..mesh.agreement import NONE, agreed_history, offer_history
 from ..mesh.mesh import Layout, Mesh
 from ..streaming.block_stream import BlockStream
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .compiled_blocks import CompiledBlocks
 
 _WORD = 8
-"""Bytes that peers exchange at once (acceleration/peer_exchange.py)."""
+"""Bytes that peers exchange at once (exchange/peer_exchange.py)."""
 
 
 class Network:

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..acceleration.head_routes import HeadSharing
-from ..acceleration.host_exchange import HostBuffers, attend_through_host
-from ..acceleration.peer_exchange import peer_attention
-from ..acceleration.peer_memory import PeerBuffers
 from ..attention.kernels import AttentionKernel
 from ..attention.ring import RingAttention, RingLayout
 from ..attention.ulysses import WireLayout, ulysses_attention
 from ..errors import UnsupportedModelError
+from ..exchange.head_routes import HeadSharing
+from ..exchange.host_exchange import HostBuffers, attend_through_host
+from ..exchange.peer_exchange import peer_attention
+from ..exchange.peer_memory import PeerBuffers
 from ..mesh.mesh import Mesh
 from ..said import said
 

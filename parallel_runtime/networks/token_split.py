@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..acceleration.head_routes import HeadSharing
+from ..exchange.head_routes import HeadSharing
 from ..mesh.mesh import Mesh
 from ..replaced import replaced
 from .latent_patches import LatentPatch

@@ -31,7 +31,7 @@ class ModelFacts:
         shared_parameters: weights in the blocks that meet one row per picture and that the ranks of a sequence group
             multiply in shares (networks/modulation.py).
         parallel_blocks: blocks that attend and feed forward from one input (FLUX.1's single blocks); compiled, their
-            exchange over peer memory runs beside matrix products (acceleration/peer_exchange.py).
+            exchange over peer memory runs beside matrix products (exchange/peer_exchange.py).
     """
 
     title: str
@@ -117,7 +117,7 @@ class LinkFacts:
         peer: 10^9 bytes per second from one rank to the next, point to point.
         measured: on this machine; else a constant of the kind of link.
         route: 10^9 bytes per second that a rank sends, and receives at once, by our own way through the host's memory
-            (acceleration/host_exchange.py), which attention hides; 0: Ulysses does not take it.
+            (exchange/host_exchange.py), which attention hides; 0: Ulysses does not take it.
     """
 
     name: str

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from ..errors import PoolError
-from ..pinned_memory import unregister
+from ..gpu_memory.pinned_memory import unregister
 from ..said import said
 from .share_memory import HostShare, open_host_share
 

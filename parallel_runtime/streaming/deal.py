@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-ALIGNMENT = 512
-"""Bytes; as PyTorch's allocator aligns, so that kernels for well aligned operands stay in use."""
+from ..gpu_memory.alignment import aligned
 
 SLOTS = 2
 """Places on a device that the blocks which come to it use in turn."""
-
-
-def aligned(size: int) -> int:
-    """Bytes, rounded up: a tensor or a piece that begins there begins with a whole number."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def resident_blocks(count: int, blocks: int) -> tuple[int, ...]:

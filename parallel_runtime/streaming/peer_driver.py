@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from .. import cuda_driver
-from ..cuda_driver import DriverError, MemoryHandle
+from ..gpu_memory import cuda_driver
+from ..gpu_memory.cuda_driver import DriverError, MemoryHandle
 
 _LAZY_PEER_ACCESS = 1
 

@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from ..errors import OutOfMemoryError
-from ..pinned_memory import MAPPED, register, unregister
+from ..gpu_memory.pinned_memory import MAPPED, register, unregister
 from ..said import said
 from .peer_driver import DeviceShare, OpenedAllocation
 

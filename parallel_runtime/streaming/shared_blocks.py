@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 
+from ..gpu_memory.alignment import aligned
 from .board import LAUNCHED, MADE, OPEN, STATE, Board, wait_for
-from .deal import aligned, piece
+from .deal import piece
 from .dealer import Dealer
 from .peer_driver import DeviceShare
 from .share_memory import (

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.acceleration import head_routes, host_memory
-from parallel_runtime.acceleration.head_routes import HeadRoutes
-from parallel_runtime.acceleration.host_exchange import HostBuffers, attend_through_host
-from parallel_runtime.acceleration.host_lanes import SLOTS, Slots
-from parallel_runtime.acceleration.host_memory import HostMemory
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.ulysses import WireLayout, ulysses_attention
 from parallel_runtime.config import ParallelPlan
+from parallel_runtime.exchange import head_routes, host_memory
+from parallel_runtime.exchange.head_routes import HeadRoutes
+from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host
+from parallel_runtime.exchange.host_lanes import SLOTS, Slots
+from parallel_runtime.exchange.host_memory import HostMemory
 from parallel_runtime.mesh.groups import ExchangedHeads, Groups
 from parallel_runtime.mesh.mesh import build_mesh
 from parallel_runtime.networks import sequence_attention

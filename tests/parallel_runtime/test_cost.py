@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.flux_facts import FLUX_DEV, flux_request
-from parallel_runtime.acceleration.host_memory import HostMemory
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.engine import measure
 from parallel_runtime.engine.family import DiffusersFamily
+from parallel_runtime.exchange.host_memory import HostMemory
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.facts import describe
 from parallel_runtime.networks.stages import all_blocks, let_go

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.acceleration import head_routes
-from parallel_runtime.acceleration.head_routes import HeadRoutes
+from parallel_runtime.exchange import head_routes
+from parallel_runtime.exchange.head_routes import HeadRoutes
 from parallel_runtime.mesh.groups import ExchangedHeads
 
 GPU = torch.device("cuda", 0)

@@ -37,7 +37,7 @@ def test_equal_rewrites_are_equal_so_that_blocks_share_a_graph():
 
 def test_the_key_of_the_compile_cache_changes_with_any_source_that_makes_graphs(tmp_path, monkeypatch):
     package = Path(passes.__file__).parent.parent
-    for folder in ("acceleration", "attention", "networks"):
+    for folder in ("acceleration", "attention", "exchange", "networks"):
         shutil.copytree(package / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(passes, "__file__", str(tmp_path / "acceleration" / "passes.py"))
     own = passes.source_hash.__wrapped__()
@@ -46,6 +46,7 @@ def test_the_key_of_the_compile_cache_changes_with_any_source_that_makes_graphs(
         "acceleration/rotary_pass.py",
         "acceleration/compile_settings.py",
         "attention/rotary.py",
+        "exchange/peer_exchange.py",
         "networks/diffusers/hunyuan_dit.py",
     ):
         source = tmp_path / changed

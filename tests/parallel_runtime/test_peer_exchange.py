@@ -19,8 +19,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from parallel_runtime.acceleration.peer_exchange import _Exchange, _words
 from parallel_runtime.attention.rotary import norm_rotate
+from parallel_runtime.exchange.peer_exchange import _Exchange, _words
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
 BATCH, HEADS, HEAD_DIM = 2, 12, 16
@@ -124,7 +124,7 @@ def plain_kernels(monkeypatch):
         push_heads([_words(part) for part in (query, key, torch.cat(values, 1))], table, rank, ranks, flat)
 
     vars(module).update(push_heads=push_heads, push_tokens=push_tokens, push_normed_heads=push_normed_heads)
-    monkeypatch.setitem(sys.modules, "parallel_runtime.acceleration.peer_kernels", module)
+    monkeypatch.setitem(sys.modules, "parallel_runtime.exchange.peer_kernels", module)
 
 
 @pytest.mark.parametrize("normed", [False, True])

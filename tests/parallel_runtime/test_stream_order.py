@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime import pinned_memory
+from parallel_runtime.gpu_memory import pinned_memory
 from parallel_runtime.loading import reading
 from parallel_runtime.streaming.block_stream import BlockStream
 from parallel_runtime.streaming.deal import SLOTS

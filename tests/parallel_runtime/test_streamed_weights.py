@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from parallel_runtime.engine.resident import Resident
+from parallel_runtime.gpu_memory.arena import PlainArena
 from parallel_runtime.loading import loaded_weights
-from parallel_runtime.loading.arena import PlainArena
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.loaded_weights import LoadedWeights
 from parallel_runtime.loading.weights import CheckpointReader

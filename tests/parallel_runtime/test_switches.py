@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from parallel_runtime import switches
-from parallel_runtime.acceleration import peer_memory
 from parallel_runtime.attention.operators import leave_open
 from parallel_runtime.errors import ConfigurationError
+from parallel_runtime.exchange import peer_memory
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
@@ -62,7 +62,7 @@ def private_names(source: Path) -> list[str]:
     return [name for name in found if re.match(r"torch\.((?!ops\.)\w+\.)*_[a-z]", name)]
 
 
-def test_only_acceleration_reaches_for_private_parts_of_torch():
+def test_two_folders_reach_for_private_parts_of_torch():
     root = Path(switches.__file__).parents[1]
     sources = {
         path.relative_to(root): path
@@ -70,7 +70,7 @@ def test_only_acceleration_reaches_for_private_parts_of_torch():
         for path in (root / part).rglob("*.py")
     }
     reaching = {str(name.parent) for name, path in sources.items() if private_names(path)}
-    assert reaching == {"parallel_runtime/acceleration"}
+    assert reaching == {"parallel_runtime/acceleration", "parallel_runtime/exchange"}
 
 
 @pytest.mark.parametrize("failing", ["empty", "rendezvous"])

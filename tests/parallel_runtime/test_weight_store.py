@@ -21,8 +21,8 @@ from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.residency import Residency
 from parallel_runtime.engine.weight_store import WeightStore
 from parallel_runtime.errors import CheckpointError, NotLoadedError, OutOfMemoryError
+from parallel_runtime.gpu_memory.arena import PlainArena, lay_out
 from parallel_runtime.loading import loaded_weights, reading
-from parallel_runtime.loading.arena import PlainArena, lay_out
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.files import identity
 from parallel_runtime.loading.host_copies import HostCopies

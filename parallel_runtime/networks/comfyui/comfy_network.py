@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ...acceleration.head_routes import HeadSharing
 from ...attention.choice import measurements, resolve_kernel
 from ...config import COMFYUIS
 from ...errors import UnsupportedModelError
+from ...exchange.head_routes import HeadSharing
 from ...mesh.mesh import single_rank_mesh
 from ...requests.patches import CARRIED
 from ...said import said

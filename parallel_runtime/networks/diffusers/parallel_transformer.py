@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...acceleration.head_routes import HeadSharing
 from ...attention import rebind
 from ...attention.choice import measurements, resolve_kernel, untouched_kernel
 from ...attention.rotary import exchange_rotary
 from ...errors import UnsupportedModelError
+from ...exchange.head_routes import HeadSharing
 from ...mesh.mesh import Mesh
 from ...said import said
 from ...streaming.block_stream import BlockStream

@@ -47,7 +47,7 @@ class Blocks:
         alone: a stream over which the block attends once more without the others (Boogu, SD3.5 medium).
         again: the submodule that does so, in blocks that have it.
         parallel: it attends and feeds forward from one input, in which all streams are joined; compiled, its exchange
-            over peer memory runs beside matrix products (acceleration/peer_exchange.py).
+            over peer memory runs beside matrix products (exchange/peer_exchange.py).
         grids: those of `tokens` and `rows` whose tokens have three dims, frames, rows and columns (Cosmos, Anima).
         stretched: those of `rows` whose number need not divide the tokens': each row is repeated so often that all
             tokens have one, and what is over is dropped (Wan: references and poses behind the video).

@@ -21,16 +21,16 @@ from typing import Any
 
 import torch
 
-from .. import cuda_driver
-from ..cuda_driver import DriverError
+from ..acceleration.cuda_graphs import Capture
+from ..gpu_memory import cuda_driver
+from ..gpu_memory.alignment import ALIGNMENT, aligned
+from ..gpu_memory.cuda_driver import DriverError
 from ..streaming.share_memory import HostShare
-from .cuda_graphs import Capture
 
 SLOTS = 8
 """Messages from one rank to another that may be under way."""
 _APART = 64
 """Bytes from word to word: a line of a CPU's cache."""
-_ALIGNED = 512
 _EMPTY, _FULL = 0, 1
 _EQUAL = 1
 """CU_STREAM_WAIT_VALUE_EQ."""
@@ -51,13 +51,13 @@ class Slots:
     @staticmethod
     def needed(ranks: int, message: int) -> int:
         """Bytes of memory for messages of so many bytes."""
-        return _header(ranks) + ranks * (ranks - 1) * SLOTS * (-(-message // _ALIGNED) * _ALIGNED)
+        return _header(ranks) + ranks * (ranks - 1) * SLOTS * aligned(message)
 
     @property
     def room(self) -> int:
         """Bytes of the longest message."""
         each = (self.size - _header(self.ranks)) // (self.ranks * (self.ranks - 1) * SLOTS)
-        return each // _ALIGNED * _ALIGNED
+        return each // ALIGNMENT * ALIGNMENT
 
     def word(self, source: int, target: int, message: int) -> int:
         """The byte at which a message's word is."""
@@ -70,7 +70,7 @@ class Slots:
 
 
 def _header(ranks: int) -> int:
-    return -(-ranks * ranks * SLOTS * _APART // _ALIGNED) * _ALIGNED
+    return aligned(ranks * ranks * SLOTS * _APART)
 
 
 class Exchange:

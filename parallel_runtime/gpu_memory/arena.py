@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import torch
 
-from ..cuda_driver import DriverError
-from ..streaming.deal import aligned
+from .alignment import aligned
+from .cuda_driver import DriverError
 from .virtual_memory import VirtualRegion
 
 log = logging.getLogger(__name__)

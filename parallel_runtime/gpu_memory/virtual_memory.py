@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .. import cuda_driver
-from ..cuda_driver import DriverError
+from . import cuda_driver
+from .cuda_driver import DriverError
 
 CHUNK = 512 << 20
 """Bytes of one allocation; small enough that a device in use has as much in one piece."""
