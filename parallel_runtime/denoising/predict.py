@@ -67,7 +67,7 @@ class Predictor:
             return list(torch.cat(whole).split([call.batch for call in calls]))
         total, at_once = sum(call.batch for call in calls), _rows_at_once(calls)
         with nullcontext() if self.tried else failing_at_the_next_vote(self.mesh.batch):
-            outputs = [self._forward(call) for call in own_calls(calls, self.mesh, self.joined)]
+            outputs = [self._forward(call) for call in self._own_calls(calls, at_once)]
         self.tried = True
         local = torch.cat(outputs) if outputs else None
         # A rank whose share is empty computes nothing, but joins the gather: every rank must.
@@ -77,6 +77,13 @@ class Predictor:
         assert local is not None
         gathered = gather_batch(local, total, self.mesh, at_once)
         return list(gathered.split([call.batch for call in calls]))
+
+    def _own_calls(self, calls: Sequence[Call], at_once: int) -> list[Call]:
+        """This rank's share, row by row where the network has no graph of several rows yet and one of one row."""
+        own = own_calls(calls, self.mesh, self.joined)
+        if own and self.transformer.rows_go_apart(max(call.batch for call in own) // at_once):
+            return [select(call, row, row + at_once) for call in own for row in range(0, call.batch, at_once)]
+        return own
 
     def _forward(self, call: Call) -> torch.Tensor:
         return self.transformer.predict(call.x, call.timestep, call.conditioning.arguments)

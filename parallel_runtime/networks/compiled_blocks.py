@@ -19,6 +19,10 @@ from .token_split import TokenSplit
 log = logging.getLogger(__name__)
 
 _ROOM = "graphs that blocks may still get"
+_APART = 100
+"""Forwards of several rows that go row by row before they get graphs of their own. Those take 4 s of FLUX.1's next
+prompt where they are on disk and 9 where not, and gain 2 % of its steps; of Qwen-Image's in float8 12 %, 3 s by then.
+"""
 
 
 class CompiledBlocks:
@@ -48,6 +52,25 @@ class CompiledBlocks:
         self.before_compiling: Callable[[], None] = lambda: None
         """Called once, before the first forward that may compile."""
         self._announced = False
+        self._has_one_row = self._has_several_rows = False
+        self._apart = 0
+
+    def rows_go_apart(self, rows: int) -> bool:
+        """A forward of so many rows comes; whether they go one by one.
+
+        They do where the graphs of one row are made and those of several are not, until that has been so often that
+        they pay.
+        """
+        if not self.in_use:
+            return False
+        if rows == 1:
+            self._has_one_row = True
+        elif self._has_one_row and not self._has_several_rows and self._apart < _APART:
+            self._apart += 1
+            return True
+        else:
+            self._has_several_rows = True
+        return False
 
     def offers(self) -> dict[str, int]:
         """What this rank tells of its graphs, for `go_on`."""

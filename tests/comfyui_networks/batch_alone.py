@@ -50,6 +50,10 @@ class Counted:
     def set_mesh(self, mesh: Any) -> None:
         """Nothing of it is cut but the batch."""
 
+    def rows_go_apart(self, rows: int) -> bool:
+        """Nothing of it is compiled."""
+        return False
+
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
         """As the network of the engine."""
         self.rows += x.shape[0]

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.config import ParallelPlan
+from parallel_runtime.denoising.predict import Call, Predictor
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks import compiled_blocks
 from parallel_runtime.networks.comfyui import comfy_network
@@ -25,6 +26,7 @@ from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.cut_blocks import cut_blocks
 from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.token_split import TokenSplit
+from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.patches import CARRIED, PATCHES, REPLACED, Patch
 from parallel_runtime.switches import VARIABLE
 
@@ -220,6 +222,49 @@ def graphs(rank: int, world_size: int, comfyui: str, names: list[str], unlike: d
     return found
 
 
+def rows_apart(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
+    """{"forwards": rows of each forward of Z-Image, "graphs": after each prediction, "differences": from the network as
+    it is}: of one row, three times two, one row, two. The third of two is to have a graph of its own."""
+    use_comfyui(comfyui, {"cpu": True})
+    import torch._dynamo.utils
+
+    from tests.comfyui_networks.catalogue import TINY
+
+    torch.set_grad_enabled(False)
+    torch._dynamo.reset()
+    made = TINY["z-image"]()
+    described = describe_network(made.network, 0, 2)
+    assert described.data is not None
+    split = TokenSplit(single_rank_mesh())
+    prepare_network(made.network, described.data, split)
+    held = _held(made, described, split)
+    eager = functools.partial(compiled_blocks.CompiledBlocks, backend="eager")
+    plain = ComfyNetwork(held, described, None, "auto", torch.float32)
+    with mock.patch.object(compiled_blocks, "CompiledBlocks", eager):
+        compiled = ComfyNetwork(held, described, None, "auto", torch.float32, compile=True)
+    found: dict[str, Any] = {"forwards": [], "graphs": [], "differences": []}
+    compiled_blocks._APART = 2
+    predict = compiled.predict
+
+    def count(x: torch.Tensor, timestep: torch.Tensor, arguments: Any) -> torch.Tensor:
+        found["forwards"].append(x.shape[0])
+        return predict(x, timestep, arguments)
+
+    compiled.predict = count  # type: ignore[method-assign]
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    both = _rows(made.calls["plain"], 2)
+    both["x"] = torch.cat([both["x"][:1], both["x"][1:] * 0.5])
+    for rows in (1, 2, 2, 2, 1, 2):
+        given = _rows(both, 1) if rows == 1 else both
+        others = {name: value for name, value in given.items() if name not in ("x", "timestep")}
+        call = Call(given["x"], given["timestep"], Conditioning(others))
+        with mock.patch.object(comfy_network, "enter", _enter):
+            output, expected = (Predictor(each, single_rank_mesh())([call])[0] for each in (compiled, plain))
+        found["graphs"].append(torch._dynamo.utils.counters["stats"]["unique_graphs"] - before)
+        found["differences"].append(float((output - expected).abs().max() / expected.abs().max()))
+    return found
+
+
 def _rows(arguments: dict[str, Any], rows: int) -> dict[str, Any]:
     """The first row of each, so often."""
     x = arguments["x"]
@@ -272,6 +317,10 @@ def _predict(network: ComfyNetwork, mesh: Any, arguments: dict[str, Any]) -> tor
     network.set_mesh(mesh)
     given = copy.deepcopy(arguments)  # some networks write into them
     x, timestep = given.pop("x"), given.pop("timestep")
-    # The calls are those of `forward`, which is more than the seam in some networks.
-    with mock.patch.object(comfy_network, "enter", lambda network, x, timestep, more, _: network(x, timestep, **more)):
+    with mock.patch.object(comfy_network, "enter", _enter):
         return network.predict(x, timestep, given)
+
+
+def _enter(network: Any, x: Any, timestep: torch.Tensor, more: dict[str, Any], _: Any) -> Any:
+    """Calls are those of `forward`, which is more than the seam in some networks."""
+    return network(x, timestep, **more)

@@ -25,6 +25,7 @@ def predict(rank: int, world_size: int) -> dict[str, Any]:
                 predict=lambda x, timestep, arguments, dtype=dtype: 2 * x.to(dtype),
                 output_shape=lambda shape: shape,
                 set_mesh=lambda mesh: None,
+                rows_go_apart=lambda rows: False,
             )
             x = torch.arange(6.0 * rows).reshape(rows, 6).bfloat16()
             (output,) = Predictor(network, mesh)([Call(x, torch.zeros(rows), Conditioning({}))])
@@ -42,7 +43,11 @@ def predict_what_one_fails_at(rank: int, world_size: int) -> dict[str, Any]:
         return 2 * x
 
     network: Any = SimpleNamespace(
-        rows_together=False, predict=compute, output_shape=lambda shape: shape, set_mesh=lambda mesh: None
+        rows_together=False,
+        predict=compute,
+        output_shape=lambda shape: shape,
+        set_mesh=lambda mesh: None,
+        rows_go_apart=lambda rows: False,
     )
     found = {}
     for name, last in (("first", -1.0), ("second", 1.0)):

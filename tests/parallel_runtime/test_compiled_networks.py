@@ -270,6 +270,17 @@ def test_another_size_another_text_and_a_third_row_need_no_graph_of_any_class(pa
     need_no_graphs(1, sorted(set(TINY) - {*OPEN_IN_CI, *NOT_COMPILED})[part::PARTS])
 
 
+@with_comfyui
+@pytest.mark.slow
+def test_rows_go_through_the_graph_of_one_row_until_a_graph_of_several_pays():
+    (found,) = run_ranks(1, "tests.comfyui_networks.compiled:rows_apart", {"comfyui": str(COMFYUI)})
+    assert found["forwards"] == [1, 1, 1, 1, 1, 2, 1, 2]
+    first, *later = found["graphs"]
+    assert first > 0
+    assert later == [first, first, 2 * first, 2 * first, 2 * first]
+    assert max(found["differences"]) < 1e-5
+
+
 def attention_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **given: Any) -> torch.Tensor:
     """As ComfyUI's, of that name."""
     own = [each if given["skip_reshape"] else each.unflatten(2, (heads, -1)).transpose(1, 2) for each in (q, k, v)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +87,13 @@ def of_comfyui(branch: int, **options: object) -> Call:
     return Call(torch.zeros(2, 4), torch.zeros(2), Conditioning(arguments, frozenset({"transformer_options"})))
 
 
+def network_of(predict: Callable[..., torch.Tensor], rows_together: bool = False, apart: bool = False) -> Any:
+    """What a `Predictor` asks of a network."""
+    return SimpleNamespace(
+        rows_together=rows_together, predict=predict, set_mesh=lambda mesh: None, rows_go_apart=lambda rows: apart
+    )
+
+
 def test_branches_of_comfyuis_own_network_go_through_one_forward_as_with_ksampler():
     seen = []
 
@@ -96,12 +106,44 @@ def test_branches_of_comfyuis_own_network_go_through_one_forward_as_with_ksample
         ] * 2
         return x + arguments["context"][:, 0]
 
-    network = SimpleNamespace(rows_together=False, predict=predict, set_mesh=lambda mesh: None)
+    network = network_of(predict)
     calls = [of_comfyui(0, rope=[1.0]), of_comfyui(1, rope=[1.0])]
     one, other = Predictor(network, single_rank_mesh())(calls)
     assert seen == [(4, [1, 0], [1.0, 1.0, 0.0, 0.0])]
     assert one.unique().tolist() == [0.0]
     assert other.unique().tolist() == [1.0]
+
+
+def test_rows_that_go_apart_go_one_by_one_each_with_what_is_its_own():
+    seen = []
+
+    def predict(x: torch.Tensor, timestep: torch.Tensor, arguments: dict) -> torch.Tensor:
+        branch = arguments["transformer_options"]["cond_or_uncond"]
+        seen.append((x[:, 0].tolist(), timestep.tolist(), branch, arguments["context"][:, 0, 0].tolist()))
+        return x + 10 * arguments["context"][:, 0] + timestep[:, None]
+
+    rows = torch.arange(2.0)
+    calls = [replace(of_comfyui(branch), x=rows[:, None].expand(2, 4), timestep=rows / 2) for branch in range(2)]
+    together, apart = (Predictor(network_of(predict, apart=each), single_rank_mesh())(calls) for each in (False, True))
+    assert [len(each[0]) for each in seen] == [4, 1, 1, 1, 1]
+    assert seen[1:] == [
+        ([0.0], [0.0], [1], [1.0]), ([1.0], [0.5], [1], [1.0]), ([0.0], [0.0], [0], [0.0]), ([1.0], [0.5], [0], [0.0]),
+    ]  # fmt: skip
+    for one, other in zip(together, apart, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_frames_that_attend_to_one_another_stay_together_where_rows_go_apart():
+    seen = []
+
+    def predict(x: torch.Tensor, timestep: torch.Tensor, arguments: dict) -> torch.Tensor:
+        seen.append(x.shape[0])
+        return x
+
+    arguments = {"context": torch.ones(8, 1, 1), "num_video_frames": 4}
+    call = Call(torch.zeros(8, 2), torch.zeros(8), Conditioning(arguments))
+    Predictor(network_of(predict, apart=True), single_rank_mesh())([call])
+    assert seen == [4, 4]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +168,7 @@ def test_rows_that_depend_on_one_another_are_in_one_call_where_comfyui_has_them_
         seen.append(x.shape[0])
         return x + 1
 
-    network = SimpleNamespace(rows_together=True, predict=predict, set_mesh=lambda mesh: None)
+    network = network_of(predict, rows_together=True)
     calls = [
         Call(torch.full((2, 4), float(row)), torch.zeros(2), Conditioning({"context": torch.ones(2, 1, 1)}))
         for row in range(2)
