@@ -21,13 +21,18 @@ def journeys(results: Sequence[Result]) -> dict[str, list[dict[str, Any]]]:
     return {result["name"]: list(result.get("rows", ())) for result in results if result.get("kind") == "journey"}
 
 
+def step(row: Mapping[str, Any]) -> float:
+    """Milliseconds: the median leaves out a step that waited, the mean does not mind when messages of steps come."""
+    return float(min(row["ms"], row.get("ms mean", row["ms"])))
+
+
 def best_steps(results: Sequence[Result]) -> dict[str, float]:
     """Shape -> the least milliseconds a step that any prompt by Parallel Loader took, by default or compiled first."""
     found: dict[str, float] = {}
     for name, rows in journeys(results).items():
         for row in rows:
             if name != NATIVE and "ms" in row:
-                found[row["shape"]] = min(row["ms"], found.get(row["shape"], row["ms"]))
+                found[row["shape"]] = min(step(row), found.get(row["shape"], step(row)))
     return found
 
 
@@ -74,8 +79,8 @@ def _slow(
         elif theirs is not None and row["prompt s"] > theirs:
             said.append(f"{title}: {row['prompt s']} s, Load Diffusion Model {theirs}")
         graphs.add(row["graph"])
-        if row["shape"] in seen and row["ms"] > SLOWER * best[row["shape"]]:
-            said.append(f"{title}: {row['ms']} ms a step, the best {best[row['shape']]}")
+        if row["shape"] in seen and step(row) > SLOWER * best[row["shape"]]:
+            said.append(f"{title}: {step(row)} ms a step, the best {best[row['shape']]}")
         seen.add(row["shape"])
     return said
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,22 +12,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-WARM_RUNS = 2
-"""Plain runs of a kind of call before it is recorded: the first compiles, and a call that never comes back is never
-recorded."""
-OFTEN = 100
-"""As many where the GPU hides the launches: to record runs the forward three times more, and a text of another length
-is another kind. On an H100 that is 0.3 s for Z-Image, 0.5 for FLUX.1 and 5 for LTX-2, and a recording gains only the
-launches of a prompt's first step, 0.04 s."""
-NEVER = sys.maxsize
-"""Where a forward is long as well, it keeps the memory of its recording for nothing."""
 _LONG = 0.2
-"""Seconds."""
+"""Seconds. To record a forward runs it three times more, and keeps its memory: 0.7 s for two rows of FLUX.1, 5 for
+LTX-2, in each size. Where the GPU hides the launches, a recording gains those of a prompt's first step, 0.04 s."""
 _LAUNCHED_IN = 0.75
-"""Part of a long forward's time on the GPU within which the host has launched it all; where it waits for the GPU now
-and then, or a long queue is full, it takes longer than launching does."""
-_WELL_BEFORE = 0.5
-"""The same of a short one, whose launches a busy host may yet be too late with."""
+"""Part of the GPU's time within which the host has launched it all; where it waits for the GPU now and then, or a long
+queue is full, it takes longer than launching does."""
 
 Replay = Callable[[list[torch.Tensor]], Any]
 """New values of the tensors among the arguments -> output, the caller's own."""
@@ -157,11 +146,11 @@ def clear_workspaces() -> None:
     getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
 
 
-def timed(run: Callable[[], Any], device: torch.device) -> tuple[Any, Callable[[], int]]:
-    """Run something on the current stream; return what it gives, and what tells after how many runs it is recorded, as
-    soon as the GPU is through."""
+def timed(run: Callable[[], Any], device: torch.device) -> tuple[Any, Callable[[], bool]]:
+    """Run something on the current stream; return what it gives, and what tells whether it was long, as soon as the GPU
+    is through."""
     if device.type != "cuda":
-        return run(), lambda: WARM_RUNS
+        return run(), lambda: False
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     started = time.perf_counter()
     begin.record()
@@ -169,15 +158,13 @@ def timed(run: Callable[[], Any], device: torch.device) -> tuple[Any, Callable[[
     end.record()
     launching = time.perf_counter() - started
 
-    def needs() -> int:
+    def was_long() -> bool:
         end.synchronize()
-        return warm_runs(launching, begin.elapsed_time(end) / 1000)
+        return is_long(launching, begin.elapsed_time(end) / 1000)
 
-    return output, needs
+    return output, was_long
 
 
-def warm_runs(launching: float, computing: float) -> int:
-    """After how many runs a forward is recorded that takes so many seconds to launch, and a GPU so many to compute."""
-    if computing >= _LONG:
-        return NEVER if launching <= _LAUNCHED_IN * computing else WARM_RUNS
-    return OFTEN if launching <= _WELL_BEFORE * computing else WARM_RUNS
+def is_long(launching: float, computing: float) -> bool:
+    """Whether launching is hidden behind what a GPU computes, and that takes long; both in seconds."""
+    return computing >= _LONG and launching <= _LAUNCHED_IN * computing

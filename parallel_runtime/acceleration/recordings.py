@@ -1,8 +1,7 @@
 """Recordings of whole forwards: what a forward launches is recorded once and replayed as one launch.
 
 On several GPUs a step is so short that Python cannot launch its kernels fast enough. A forward is recorded once per
-kind of call: shapes, dtypes, other arguments and mesh. Where the GPU hides the launches that is late, or never
-(`warm_runs` in cuda_graphs.py).
+kind of call: shapes, dtypes, other arguments and mesh. One that is long has its launches hidden, and is not recorded.
 """
 
 from __future__ import annotations
@@ -20,11 +19,14 @@ from torch.utils import _pytree as pytree
 from ..mesh.agreement import NONE, all_agree
 from ..mesh.launched import REPLAY, count
 from ..mesh.mesh import Mesh
-from .cuda_graphs import NEVER, OFTEN, WARM_RUNS, CudaGraphs, Replay, timed
+from .cuda_graphs import CudaGraphs, Replay, timed
 from .host_tensors import HostTensors
 
 log = logging.getLogger(__name__)
 
+WARM_RUNS = 2
+"""Plain runs of a kind of call before it is recorded: the first compiles, and a call that never comes back is never
+recorded."""
 KEPT = 4
 """Recorded kinds, unless said otherwise: two CFG branches with texts of unlike lengths, and as many for a second size
 of picture."""
@@ -51,8 +53,7 @@ class _Kind:
     """A kind of call: how often it was run, whether the ranks have recorded it, and this rank's recording if it still
     has it. `mesh` is held so that its id stays taken. `reads` says that a replay may be no result, on any rank, and
     `failed` how often one was none; `holds`, whether this rank's last one is. `memory` is which of the group's shared
-    memories it was recorded with. `needs` tells of the last warm run, see `timed`, and `warm` is after how many runs
-    the ranks record it."""
+    memories it was recorded with. `was_long` tells of the last warm run, see `timed`."""
 
     mesh: Mesh
     runs: int = 0
@@ -62,8 +63,7 @@ class _Kind:
     failed: int = 0
     holds: Callable[[], bool] = lambda: True
     memory: int = 0
-    needs: Callable[[], int] = lambda: WARM_RUNS
-    warm: int = WARM_RUNS
+    was_long: Callable[[], bool] = lambda: False
 
 
 @dataclass
@@ -177,7 +177,7 @@ class RecordedForward:
             # It grew, on all ranks alike. A rank that lost its recording would meet the others in the new one, and they
             # it in the old. A plain run comes first: what lies in the memory is made there, and sent to the GPU, once.
             kind.recorded, kind.replay, kind.holds = False, None, lambda: True
-            kind.runs = kind.warm - 1
+            kind.runs = WARM_RUNS - 1
         if kind.recorded and (kind.replay is not None or mesh.sequence is not None):
             # What this rank lost it may only record again when the others do; a rank that is alone may at once.
             if kind.replay is not None:
@@ -191,12 +191,10 @@ class RecordedForward:
         if kind.runs < WARM_RUNS:
             return self._forward(*args, **kwargs)
         if kind.runs == WARM_RUNS:
-            output, kind.needs = timed(lambda: self._forward(*args, **kwargs), tensors[0].device)
+            output, kind.was_long = timed(lambda: self._forward(*args, **kwargs), tensors[0].device)
             return output
-        if kind.runs == WARM_RUNS + 1:  # the most that any rank needs; each vote has one result, so all vote alike
-            needs, vote = kind.needs(), (mesh.sequence, tensors[0].device)
-            kind.warm = next((runs for runs in (WARM_RUNS, OFTEN) if all_agree(needs <= runs, *vote)), NEVER)
-        if kind.runs <= kind.warm:
+        if not all_agree(not kind.was_long(), mesh.sequence, tensors[0].device):
+            kind.runs = -sys.maxsize
             return self._forward(*args, **kwargs)
 
         def call(given: list[torch.Tensor]) -> Any:

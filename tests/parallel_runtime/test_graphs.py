@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime.acceleration import recordings as graphs
-from parallel_runtime.acceleration.cuda_graphs import NEVER, OFTEN, Capture, timed, warm_runs
+from parallel_runtime.acceleration.cuda_graphs import Capture, is_long, timed
 from parallel_runtime.acceleration.pulse import Pulse
 from parallel_runtime.acceleration.recordings import KEPT, WARM_RUNS, RecordedForward
 from parallel_runtime.config import ParallelPlan
@@ -89,56 +89,50 @@ def test_a_forward_is_recorded_anew_after_one_run_when_the_memory_that_its_group
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("needed", [WARM_RUNS, 5, NEVER])
-def test_a_forward_is_recorded_after_as_many_runs_as_its_second_tells(monkeypatch, needed):
+@pytest.mark.parametrize("long", [False, True])
+def test_a_forward_that_is_long_is_run_and_never_recorded(monkeypatch, long):
     told = []
 
     def timed(run: Any, device: torch.device) -> tuple[Any, Any]:
         told.append(device.type)
-        return run(), lambda: needed
+        return run(), lambda: long
 
     monkeypatch.setattr(graphs, "timed", timed)
-    monkeypatch.setattr(graphs, "OFTEN", 5)
     forward, runs = counted()
     recorder = Recorder()
     recorded = RecordedForward(forward, record=recorder)
-    for run in range(9):
+    for _ in range(WARM_RUNS + 4):
         x = torch.randn(3)
         assert torch.equal(recorded(ONE, (x,), {})[0], 2 * x)
-        assert recorder.recorded == int(run >= needed)
     assert told == ["cpu"]
-    assert needed != NEVER or runs == [9]
+    assert recorder.recorded == int(not long)
+    assert not long or runs == [WARM_RUNS + 4]
 
 
 @pytest.mark.parametrize(
-    ("launching", "computing", "runs"),
-    [
-        (0.02, 0.69, NEVER), (0.05, 0.25, NEVER), (0.5, 2.9, NEVER), (0.2, 0.21, WARM_RUNS),
-        (0.02, 0.12, OFTEN), (0.02, 0.03, WARM_RUNS), (0.09, 0.12, WARM_RUNS),
-    ],
-)  # fmt: skip
-def test_how_often_a_forward_runs_before_it_is_recorded_follows_from_what_recording_saves(launching, computing, runs):
-    assert warm_runs(launching, computing) == runs
+    ("launching", "computing", "long"),
+    [(0.02, 0.69, True), (0.02, 0.12, False), (0.05, 0.25, True), (0.2, 0.21, False), (0.5, 2.9, True)],
+)
+def test_long_is_what_takes_the_gpu_longer_than_the_host(launching, computing, long):
+    assert is_long(launching, computing) is long
 
 
 @pytest.mark.gpu
-def test_a_gpu_tells_whether_it_hides_the_launches():
+def test_a_gpu_tells_whether_a_forward_was_long():
     device = torch.device("cuda", 0)
 
-    def waits(cycles: int = 2 * 10**9) -> None:  # about a second
-        torch.cuda._sleep(cycles)
+    def waits() -> None:
+        torch.cuda._sleep(2 * 10**9)  # cycles: about a second
 
     def is_waited_for() -> None:
         waits()
         torch.cuda.synchronize()
 
     waits()  # CUDA begins
-    for run, wanted in (
-        (waits, NEVER), (is_waited_for, WARM_RUNS), (lambda: None, WARM_RUNS), (lambda: waits(10**8), OFTEN),
-    ):  # fmt: skip
+    for run, wanted in ((waits, True), (is_waited_for, False), (lambda: None, False)):
         torch.cuda.synchronize()
-        _, needs = timed(run, device)
-        assert needs() == wanted
+        _, was_long = timed(run, device)
+        assert was_long() is wanted
 
 
 @pytest.mark.parametrize("change", ["shape", "dtype", "number", "mesh", "structure"])
@@ -274,7 +268,7 @@ def record_on_ranks(rank: int, world_size: int) -> dict[str, Any]:
     failing = RecordedForward(forward, record=Recorder(RuntimeError(CAPTURING) if rank == 1 else None))
     outputs = run(failing)
     recorder = Recorder()
-    with mock.patch.object(graphs, "timed", lambda run, device: (run(), lambda: NEVER if rank == 1 else WARM_RUNS)):
+    with mock.patch.object(graphs, "timed", lambda run, device: (run(), lambda: rank == 1)):
         outputs_of_long = run(RecordedForward(forward, record=recorder))
     return {
         "outputs": [outputs, outputs_of_long],
