@@ -134,3 +134,5 @@ def _leave_open(value: Any, dim: int) -> None:
             _leave_open(each, dim)
     elif is_dataclass(value):  # FLUX.2's modulation
         _leave_open(list(vars(value).values()), dim)
+    elif isinstance(held := getattr(value, "data", None), torch.Tensor):  # LTX-2's timesteps
+        _leave_open(held, dim)

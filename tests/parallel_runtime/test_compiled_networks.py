@@ -64,9 +64,7 @@ UNLIKE = {
     "hunyuan video further inputs": ["two", "three"],
     "minimax h3": ["two", "three"],
     "minimax h3 further inputs": ["size", "text", "two", "three"],
-    # Their rows are counted by an object, or stand behind the grid, and are not left open.
-    "ltx-2": ["two", "three"],
-    "ltx-2.5": ["two", "three"],
+    # Its rows stand behind the grid, and are not left open.
     "cosmos 1": ["two", "three"],
 }
 """Network -> calls that it has not, or that need a graph."""
