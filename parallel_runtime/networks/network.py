@@ -76,7 +76,7 @@ class Network:
         """Have the blocks run compiled; each is compiled when it first runs."""
         from .compiled_blocks import CompiledBlocks  # imports much of torch that nothing else needs
 
-        numbers = sorted({name for blocks in lists for name in (*blocks.segments, *blocks.border)})
+        numbers = sorted({each for blocks in lists for each in {*blocks.segments, *blocks.border} - set(blocks.sorts)})
         self._compiled = CompiledBlocks(network, self._split, self._attend, numbers)
         self._run_block = self._compiled.run
 

@@ -38,6 +38,7 @@ class Blocks:
             one for all.
         segments: argument -> stream: a list of (start, stop, ...) over its tokens; None as stop is the end.
         border: argument -> stream: the index of a token.
+        sorts: those of `segments` that the block sorts: graphs do not leave their numbers open.
         alike: arguments that are the same for all tokens. What is named a mask may have rows and columns for them.
         longer: those of `alike` -> a dim that is longer in one call than in another (texts): graphs leave it open.
         cross: submodules whose attention is not over the tokens: their keys are whole on every rank.
@@ -76,6 +77,7 @@ class Blocks:
     rows: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     segments: Mapping[str, str] = field(default_factory=dict)
     border: Mapping[str, str] = field(default_factory=dict)
+    sorts: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()
     longer: Mapping[str, int] = field(default_factory=dict)
     cross: tuple[str, ...] = ()

@@ -34,6 +34,7 @@ _QWEN_IMAGE = Blocks(
 def _lumina(path: str) -> Blocks:
     return Blocks(
         path, {"x": 1}, ("x",), joint={"freqs_cis": 1}, segments={"timestep_zero_index": "x"},
+        sorts=("timestep_zero_index",),
         alike=("x_mask", "adaln_input", *OPTIONS), modulations={"adaln_input": ("adaLN_modulation.1",)},
         latent="x",
     )  # fmt: skip
