@@ -81,7 +81,8 @@ class Predictor:
     def _own_calls(self, calls: Sequence[Call], at_once: int) -> list[Call]:
         """This rank's share, row by row where the network has no graph of several rows yet and one of one row."""
         own = own_calls(calls, self.mesh, self.joined)
-        if own and self.transformer.rows_go_apart(max(call.batch for call in own) // at_once):
+        rows = max((call.batch for call in own), default=0) // at_once
+        if own and self.transformer.rows_go_apart(rows, begins=not self.tried):
             return [select(call, row, row + at_once) for call in own for row in range(0, call.batch, at_once)]
         return own
 

@@ -55,17 +55,20 @@ class CompiledBlocks:
         self._has_one_row = self._has_several_rows = False
         self._apart = 0
 
-    def rows_go_apart(self, rows: int) -> bool:
+    def rows_go_apart(self, rows: int, begins: bool) -> bool:
         """A forward of so many rows comes; whether they go one by one.
 
         They do where the graphs of one row are made and those of several are not, until that has been so often that
         they pay.
+
+        Args:
+            begins: a run does. In the middle of one the ranks do not vote on what fails: there it stays as it is.
         """
-        if not self.in_use:
+        if not self.in_use or self.methods.refused:
             return False
         if rows == 1:
             self._has_one_row = True
-        elif self._has_one_row and not self._has_several_rows and self._apart < _APART:
+        elif self._has_one_row and not self._has_several_rows and (self._apart < _APART or not begins):
             self._apart += 1
             return True
         else:

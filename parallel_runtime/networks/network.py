@@ -125,14 +125,14 @@ class Network:
             compiled = self._compiled is not None and self._compiled.in_use
             return self._recorded(self.mesh, args, kwargs, compiled)
 
-    def rows_go_apart(self, rows: int) -> bool:
+    def rows_go_apart(self, rows: int, begins: bool) -> bool:
         """A forward of so many rows comes; whether they go one by one, see `CompiledBlocks.rows_go_apart`.
 
         Only where no other rank has these rows: each may have run other numbers of rows before. Weights that stream
         would come once for each row, and activations that are scaled by a whole batch would be others.
         """
         alone = self.mesh.sequence is None and self.stream is None and not self._split.scales_by_input
-        return alone and self._compiled is not None and self._compiled.rows_go_apart(rows)
+        return alone and self._compiled is not None and self._compiled.rows_go_apart(rows, begins)
 
     @contextlib.contextmanager
     def _running(self, functions: bool = False, compiles: bool = True) -> Iterator[None]:

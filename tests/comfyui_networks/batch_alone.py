@@ -50,7 +50,7 @@ class Counted:
     def set_mesh(self, mesh: Any) -> None:
         """Nothing of it is cut but the batch."""
 
-    def rows_go_apart(self, rows: int) -> bool:
+    def rows_go_apart(self, rows: int, begins: bool) -> bool:
         """Nothing of it is compiled."""
         return False
 

@@ -243,7 +243,7 @@ def rows_apart(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     with mock.patch.object(compiled_blocks, "CompiledBlocks", eager):
         compiled = ComfyNetwork(held, described, None, "auto", torch.float32, compile=True)
     found: dict[str, Any] = {"forwards": [], "graphs": [], "differences": []}
-    compiled_blocks._APART = 2
+    compiled_blocks._APART = 4  # each prediction of two rows, and each question below
     predict = compiled.predict
 
     def count(x: torch.Tensor, timestep: torch.Tensor, arguments: Any) -> torch.Tensor:
@@ -260,6 +260,8 @@ def rows_apart(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
         call = Call(given["x"], given["timestep"], Conditioning(others))
         with mock.patch.object(comfy_network, "enter", _enter):
             output, expected = (Predictor(each, single_rank_mesh())([call])[0] for each in (compiled, plain))
+        again = compiled._run_block.__self__.rows_go_apart  # type: ignore[union-attr]
+        found["middle"] = [*found.get("middle", ()), again(2, begins=False)]
         found["graphs"].append(torch._dynamo.utils.counters["stats"]["unique_graphs"] - before)
         found["differences"].append(float((output - expected).abs().max() / expected.abs().max()))
     return found

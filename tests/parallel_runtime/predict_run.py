@@ -25,7 +25,7 @@ def predict(rank: int, world_size: int) -> dict[str, Any]:
                 predict=lambda x, timestep, arguments, dtype=dtype: 2 * x.to(dtype),
                 output_shape=lambda shape: shape,
                 set_mesh=lambda mesh: None,
-                rows_go_apart=lambda rows: False,
+                rows_go_apart=lambda rows, begins: False,
             )
             x = torch.arange(6.0 * rows).reshape(rows, 6).bfloat16()
             (output,) = Predictor(network, mesh)([Call(x, torch.zeros(rows), Conditioning({}))])
@@ -47,7 +47,7 @@ def predict_what_one_fails_at(rank: int, world_size: int) -> dict[str, Any]:
         predict=compute,
         output_shape=lambda shape: shape,
         set_mesh=lambda mesh: None,
-        rows_go_apart=lambda rows: False,
+        rows_go_apart=lambda rows, begins: False,
     )
     found = {}
     for name, last in (("first", -1.0), ("second", 1.0)):

@@ -276,6 +276,7 @@ def test_rows_go_through_the_graph_of_one_row_until_a_graph_of_several_pays():
     first, *later = found["graphs"]
     assert first > 0
     assert later == [first, first, 2 * first, 2 * first, 2 * first]
+    assert found["middle"] == [True, True, True, False, False, False]  # of a run, where it stays as it began
     assert max(found["differences"]) < 1e-5
 
 

@@ -90,7 +90,10 @@ def of_comfyui(branch: int, **options: object) -> Call:
 def network_of(predict: Callable[..., torch.Tensor], rows_together: bool = False, apart: bool = False) -> Any:
     """What a `Predictor` asks of a network."""
     return SimpleNamespace(
-        rows_together=rows_together, predict=predict, set_mesh=lambda mesh: None, rows_go_apart=lambda rows: apart
+        rows_together=rows_together,
+        predict=predict,
+        set_mesh=lambda mesh: None,
+        rows_go_apart=lambda rows, begins: apart,
     )
 
 
