@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..attention.operators import leave_open, without_row_stride
+from ..attention.operators import leave_open
 from ..mesh.mesh import Mesh
 from .quantised_layers import become, rounds_inside
 from .tables.blocks import Blocks, find
@@ -102,7 +102,7 @@ def compute(value: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) -> No
     else:
         outputs = _in_shares(given, layers, mesh)
     for layer, output in zip(layers, outputs, strict=True):
-        ready = without_row_stride(output.data)  # no view to torch, for which a graph would be another one
+        ready = output.data  # no view to torch, for which a graph would be another one
         if ready.shape[0] > 1:
             leave_open(ready, 0)  # an attribute's sizes are fixed in a graph: three rows would need another than two
         layer.__dict__["ready"] = ready

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.denoising.predict import Call, Predictor
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks import compiled_blocks
 from parallel_runtime.networks.comfyui import comfy_network
@@ -26,7 +25,6 @@ from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.cut_blocks import cut_blocks
 from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.token_split import TokenSplit
-from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.patches import CARRIED, PATCHES, REPLACED, Patch
 from parallel_runtime.switches import VARIABLE
 
@@ -63,7 +61,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         assert described.data is not None, described.why_whole
         split = TokenSplit(single_rank_mesh())
         prepare_network(made.network, described.data, split)
-        held = _held(made, described, split)
+        held = as_held(made, described, split)
         plain = ComfyNetwork(held, described, None, "auto", torch.float32)
         chosen: Any = _rewritten(operators) if backend == "rewritten" else backend
         with mock.patch.object(
@@ -75,7 +73,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         for ranks, mesh in meshes.items():
             before = compiled._attend.calls
             for each, arguments in made.calls.items():
-                calls = [_predict(network, mesh, arguments) for network in (plain, compiled, compiled)]
+                calls = [run_call(network, mesh, arguments) for network in (plain, compiled, compiled)]
                 scale = calls[0].abs().max()
                 differences[f"{ranks}, {each}"] = max(float((call - calls[0]).abs().max() / scale) for call in calls)
             attended[ranks] = compiled._attend.calls - before
@@ -102,7 +100,7 @@ def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any
     assert described.data is not None
     split = TokenSplit(single_rank_mesh())
     cut_blocks(made.network, described.data.blocks, split)
-    held = _held(made, described, split)
+    held = as_held(made, described, split)
     network = ComfyNetwork(held, described, None, "auto", torch.float32)
     replays: list[Any] = []
 
@@ -126,9 +124,9 @@ def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any
         arguments["x"] = arguments["x"] * (1 - 0.1 * step)
         arguments["timestep"] = arguments["timestep"] * (1 - 0.15 * step)
         network._recorded = None
-        expected = _predict(network, mesh, arguments)
+        expected = run_call(network, mesh, arguments)
         network._recorded = recorded
-        differences.append(float((_predict(network, mesh, arguments) - expected).abs().max()))
+        differences.append(float((run_call(network, mesh, arguments) - expected).abs().max()))
     read = [part for parts in replays[-1] for part in parts if part is not None]
     return {"differences": differences, "replays": len(replays), "read": len(read)}
 
@@ -149,7 +147,7 @@ def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size) if world_size > 1 else single_rank_mesh()
     split = TokenSplit(single_rank_mesh())
     prepare_network(made.network, described.data, split)
-    held = _held(made, described, split)
+    held = as_held(made, described, split)
     os.environ[VARIABLE] = "modulation"  # which calls with functions leave to the blocks
     plain = ComfyNetwork(held, described, None, "auto", torch.float32)
     eager = functools.partial(compiled_blocks.CompiledBlocks, backend="eager")
@@ -168,12 +166,12 @@ def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     for where, each in carried.items():
         arguments = {**made.calls["plain"], "transformer_options": {CARRIED: each} if each else {}}
         before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        expected = _predict(plain, mesh, arguments)
+        expected = run_call(plain, mesh, arguments)
         with mock.patch.object(methods, "call", wraps=methods.call) as called:
-            outputs = [_predict(compiled, mesh, arguments) for _ in range(2)]
+            outputs = [run_call(compiled, mesh, arguments) for _ in range(2)]
         found[where] = {
             "difference": max(float((output - expected).abs().max() / expected.abs().max()) for output in outputs),
-            "changed": float((expected - _predict(plain, mesh, made.calls["plain"])).abs().max()),
+            "changed": float((expected - run_call(plain, mesh, made.calls["plain"])).abs().max()),
             "compiled": called.call_count,
             "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"] - before,
         }
@@ -181,120 +179,8 @@ def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     return found
 
 
-def graphs(rank: int, world_size: int, comfyui: str, names: list[str], unlike: dict[str, list[str]]) -> dict[str, Any]:
-    """{network: {"one": graphs after a call of one row, then after another "size", another "text", "two" rows and
-    "three"}}, counted from the first call on.
-
-    Args:
-        unlike: network -> calls of these that it has not, or not by itself.
-    """
-    use_comfyui(comfyui, {"cpu": True})
-    import torch._dynamo.utils
-
-    from tests.comfyui_networks.catalogue import TINY
-
-    torch.set_grad_enabled(False)
-    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size) if world_size > 1 else single_rank_mesh()
-    found: dict[str, Any] = {}
-    for name in names:
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
-        made = TINY[name]()
-        arguments = _rows(next(iter(made.calls.values())), 1)
-        x = arguments["x"]
-        described = describe_network(made.network, 0, (x if isinstance(x, torch.Tensor) else x[0]).ndim - 2)
-        assert described.data is not None
-        split = TokenSplit(single_rank_mesh())
-        prepare_network(made.network, described.data, split)
-        eager = functools.partial(compiled_blocks.CompiledBlocks, backend="eager")
-        with mock.patch.object(compiled_blocks, "CompiledBlocks", eager):
-            network = ComfyNetwork(_held(made, described, split), described, None, "auto", torch.float32, compile=True)
-        calls = {
-            "one": arguments, "size": _wider(arguments), "text": _longer(arguments), "two": _rows(arguments, 2),
-            "three": _rows(arguments, 3),
-        }  # fmt: skip
-        found[name] = {}
-        for what, call in calls.items():
-            if what not in unlike.get(name, ()):
-                _predict(network, mesh, call)
-                found[name][what] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        assert not network._run_block.__self__.methods.refused  # type: ignore[union-attr]
-    return found
-
-
-def rows_apart(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
-    """{"forwards": rows of each forward of Z-Image, "graphs": after each prediction, "differences": from the network as
-    it is}: of one row, three times two, one row, two. The third of two is to have a graph of its own."""
-    use_comfyui(comfyui, {"cpu": True})
-    import torch._dynamo.utils
-
-    from tests.comfyui_networks.catalogue import TINY
-
-    torch.set_grad_enabled(False)
-    torch._dynamo.reset()
-    made = TINY["z-image"]()
-    described = describe_network(made.network, 0, 2)
-    assert described.data is not None
-    split = TokenSplit(single_rank_mesh())
-    prepare_network(made.network, described.data, split)
-    held = _held(made, described, split)
-    eager = functools.partial(compiled_blocks.CompiledBlocks, backend="eager")
-    plain = ComfyNetwork(held, described, None, "auto", torch.float32)
-    with mock.patch.object(compiled_blocks, "CompiledBlocks", eager):
-        compiled = ComfyNetwork(held, described, None, "auto", torch.float32, compile=True)
-    found: dict[str, Any] = {"forwards": [], "graphs": [], "differences": []}
-    compiled_blocks._APART = 4  # each prediction of two rows, and each question below
-    predict = compiled.predict
-
-    def count(x: torch.Tensor, timestep: torch.Tensor, arguments: Any) -> torch.Tensor:
-        found["forwards"].append(x.shape[0])
-        return predict(x, timestep, arguments)
-
-    compiled.predict = count  # type: ignore[method-assign]
-    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    both = _rows(made.calls["plain"], 2)
-    both["x"] = torch.cat([both["x"][:1], both["x"][1:] * 0.5])
-    for rows in (1, 2, 2, 2, 1, 2):
-        given = _rows(both, 1) if rows == 1 else both
-        others = {name: value for name, value in given.items() if name not in ("x", "timestep")}
-        call = Call(given["x"], given["timestep"], Conditioning(others))
-        with mock.patch.object(comfy_network, "enter", _enter):
-            output, expected = (Predictor(each, single_rank_mesh())([call])[0] for each in (compiled, plain))
-        again = compiled._run_block.__self__.rows_go_apart  # type: ignore[union-attr]
-        found["middle"] = [*found.get("middle", ()), again(2, begins=False)]
-        found["graphs"].append(torch._dynamo.utils.counters["stats"]["unique_graphs"] - before)
-        found["differences"].append(float((output - expected).abs().max() / expected.abs().max()))
-    return found
-
-
-def _rows(arguments: dict[str, Any], rows: int) -> dict[str, Any]:
-    """The first row of each, so often."""
-    x = arguments["x"]
-    batch = (x if isinstance(x, torch.Tensor) else x[0]).shape[0]
-
-    def repeat(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == batch:
-            return value[:1].repeat(rows, *[1] * (value.ndim - 1))
-        return type(value)(map(repeat, value)) if isinstance(value, list | tuple) else value
-
-    return {name: repeat(value) for name, value in arguments.items()}
-
-
-def _wider(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Four more columns of the first latent."""
-    x = arguments["x"]
-    first, *others = [x] if isinstance(x, torch.Tensor) else x
-    first = torch.cat([first, first[..., -4:]], dim=-1)
-    return arguments | {"x": first if isinstance(x, torch.Tensor) else [first, *others]}
-
-
-def _longer(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Three more tokens of the text."""
-    names = [name for name in ("context", "attention_mask") if isinstance(arguments.get(name), torch.Tensor)]
-    return arguments | {name: torch.cat([arguments[name], arguments[name][:, :3]], dim=1) for name in names}
-
-
-def _held(made: Any, described: Any, split: TokenSplit) -> Any:
+def as_held(made: Any, described: Any, split: TokenSplit) -> Any:
+    """The network as a rank has it, on a CPU."""
     return SimpleNamespace(
         network=made.network, split=split, here=True, device=torch.device("cpu"), stream=None,
         stages=Stages(made.network, None, split, None), own_cache=OwnCache(described.data),
@@ -313,16 +199,17 @@ def _rewritten(operators: set[str]) -> Any:
     return backend
 
 
-def _predict(network: ComfyNetwork, mesh: Any, arguments: dict[str, Any]) -> torch.Tensor:
+def run_call(network: ComfyNetwork, mesh: Any, arguments: dict[str, Any]) -> torch.Tensor:
+    """What the network gives of a call, which it may write into."""
     import copy
 
     network.set_mesh(mesh)
     given = copy.deepcopy(arguments)  # some networks write into them
     x, timestep = given.pop("x"), given.pop("timestep")
-    with mock.patch.object(comfy_network, "enter", _enter):
+    with mock.patch.object(comfy_network, "enter", enter_forward):
         return network.predict(x, timestep, given)
 
 
-def _enter(network: Any, x: Any, timestep: torch.Tensor, more: dict[str, Any], _: Any) -> Any:
+def enter_forward(network: Any, x: Any, timestep: torch.Tensor, more: dict[str, Any], _: Any) -> Any:
     """Calls are those of `forward`, which is more than the seam in some networks."""
     return network(x, timestep, **more)
