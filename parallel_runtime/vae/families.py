@@ -20,18 +20,20 @@ class Half:
         noise: it adds noise to what it decodes.
         chunks: names, in its class's module, a function that says how many bytes may be computed at once.
         limits: names of numbers of its modules, and of its class's module; of what is larger it computes parts.
+        recorded: its CUDA graph was seen to compute the same, by tests on GPUs.
     """
 
     noise: bool = False
     chunks: str = ""
     limits: tuple[str, ...] = ()
+    recorded: bool = False
 
 
 HALVES = {
     f"comfy.ldm.{module}:{kind}{suffix}": half
     for module, suffix, half in (
-        ("modules.diffusionmodules.model", "", Half()),
-        ("wan.vae", "3d", Half()),
+        ("modules.diffusionmodules.model", "", Half(recorded=True)),
+        ("wan.vae", "3d", Half(recorded=True)),
         ("wan.vae2_2", "3d", Half()),
         ("hunyuan_video.vae", "", Half()),
         ("hunyuan_video.vae_refiner", "", Half()),

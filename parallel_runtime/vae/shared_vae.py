@@ -20,6 +20,7 @@ from ..mesh.agreement import failing_at_the_next_vote
 from ..networks.shares import split_sizes
 from ..replaced import replaced
 from .families import Half, find_half
+from .recorded_part import Run
 from .row_functions import RowFunctions
 from .rows import Rows
 from .tiles import cut, find_tiled, shared_tiles
@@ -32,6 +33,10 @@ CHUNK = 128 << 20
 
 def _nothing() -> None:
     """Where nobody wants to hear of it."""
+
+
+def _at_once(run: Run, own: torch.Tensor) -> torch.Tensor:
+    return run(own)
 
 
 def shared_ranks(vae: nn.Module, name: str, shape: Sequence[int], unit: int, ranks: int) -> int:
@@ -63,6 +68,7 @@ def run_half(
     tried: bool = False,
     fused: bool = True,
     now_and_then: Callable[[], None] = _nothing,
+    through: Callable[[Run, torch.Tensor], torch.Tensor] = _at_once,
 ) -> torch.Tensor | None:
     """Encode or decode. Each of the ranks calls it with the same tensor.
 
@@ -73,7 +79,8 @@ def run_half(
         options: further arguments of the VAE's method.
         tried: memory for it is there; else the ranks vote before each exchange on whether all are well.
         fused: whether channels_last.py's kernels may be used, on every rank alike.
-        now_and_then: called by all ranks at the same places; what it raises ends the run there.
+        now_and_then: called by all ranks at the same places; what it raises ends the run there. Not in a recording.
+        through: runs the part of a rank that shares the rows with others.
 
     Returns:
         What the VAE alone would return, on the first rank; None on the others.
@@ -99,18 +106,22 @@ def run_half(
         with RowFunctions(half, alone, now_and_then, fused) as functions, functions.norms_of(part):
             return _call(vae, name, functions.arranged(x), half, options)
     with failing_at_the_next_vote(None if tried else group) as vote:
+        on_gpu = x.is_cuda
 
         def vote_now_and_then() -> None:
-            vote()
-            now_and_then()
+            if not (on_gpu and torch.cuda.is_current_stream_capturing()):
+                vote()
+                now_and_then()
+
+        def run(own: torch.Tensor) -> torch.Tensor:
+            functions = RowFunctions(half, rows, vote_now_and_then, fused)
+            with _shared(part, half, rows), functions, functions.norms_of(part):
+                return _call(vae, name, functions.arranged(own), half, options)
 
         rows = Rows(rank, tuple(unit * share for share in split_sizes(x.shape[-2] // unit, ranks)), vote, group)
         own = rows.cut(x)
         x.set_()  # type: ignore[call-overload]  # whoever called holds it, too
-        functions = RowFunctions(half, rows, vote_now_and_then, fused)
-        with _shared(part, half, rows), functions, functions.norms_of(part):
-            own = _call(vae, name, functions.arranged(own), half, options)
-        return rows.gather(own, to=0)
+        return rows.gather(through(run, own), to=0)
 
 
 def _call(vae: Any, name: str, x: torch.Tensor, half: Half | None, options: Mapping[str, Any]) -> torch.Tensor:

@@ -18,6 +18,7 @@ from ..networks.comfyui.comfy_code import use_comfyui
 from ..replaced import replaced
 from ..requests.requests import VaeFile
 from ..said import said
+from .recorded_part import RecordedPart
 
 
 class VaeReader(Reader):
@@ -52,6 +53,7 @@ class VaeWeights(LoadedWeights):
         self._vae = VaeReader(file, stamp, device)
         self.tried: set[tuple[str, tuple[int, ...]]] = set()
         """Halves and shapes that ran since the weights are here: their memory was there."""
+        self.recorded = RecordedPart()
         super().__init__(self._vae, device)
 
     @property
@@ -60,8 +62,9 @@ class VaeWeights(LoadedWeights):
         return self._vae.unit
 
     def give_back(self) -> None:
-        """Return their memory; whether there is enough for a run is to be tried anew."""
+        """Return their memory and that of recordings; whether there is enough for a run is to be tried anew."""
         self.tried.clear()
+        self.recorded.lose()
         super().give_back()
 
 
