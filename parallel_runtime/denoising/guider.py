@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import RequestError
-from ..networks.comfyui.node_rules import AROUND_GUIDER, guider_code
+from ..networks.comfyui.node_rules import AROUND_GUIDER, GUIDER_RULES
 from ..requests.comfyui_code import Guider, Scalar
 from ..said import said
 from ..sampling.denoiser import Inpaint
@@ -30,8 +30,9 @@ def load_guider(guider: Guider, indices: Sequence[int]) -> Any:
     Raises:
         RequestError: it is none that ranks know, has no such branches, or this ComfyUI does not have it.
     """
-    rule = guider_code(guider.code)
-    if rule is None or list(indices) != sorted(set(indices)) or not {*indices} <= {*range(len(rule.conds))}:
+    rule = GUIDER_RULES.get(guider.code)
+    inside = rule is not None and {*indices} <= {*range(len(rule.conds))}
+    if rule is None or rule.code != guider.code or not inside or list(indices) != sorted(set(indices)):
         raise RequestError(
             said("The workers were sent the guider {code} with branches {indices}.", code=guider.code, indices=indices),
             "Report this.",

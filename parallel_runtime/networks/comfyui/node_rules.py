@@ -48,6 +48,7 @@ _DOWNSCALE = "comfy_extras.nodes_model_downscale:PatchModelAddDownscale"
 _NO_DEVICES: Mapping[str, Any] = {"on_cpu_devices": {}}
 _SIGMAS = ("sigma_start", "sigma_end")
 _SKIPPED = ("double_layers", "single_layers")
+_ENCODED = ("model_patch", "vae", "strength", "encoded_image", "encoded_image_size")
 
 PATCH_RULES: Mapping[str, PatchRule] = {
     "comfy_extras.nodes_slg:SkipLayerGuidanceDiT.skip": PatchRule("SkipLayerGuidanceDiT"),
@@ -61,9 +62,7 @@ PATCH_RULES: Mapping[str, PatchRule] = {
     "comfy_extras.nodes_freelunch:FreeU.output_block_patch": PatchRule("FreeU", ("scale_dict",), _NO_DEVICES),
     "comfy_extras.nodes_freelunch:FreeU_V2.output_block_patch": PatchRule("FreeU_V2", ("scale_dict",), _NO_DEVICES),
     f"{_DOWNSCALE}.input_block_patch": PatchRule(
-        "PatchModelAddDownscale",
-        ("block_number", "downscale_factor", "downscale_method", *_SIGMAS),
-        between=_SIGMAS,
+        "PatchModelAddDownscale", ("block_number", "downscale_factor", "downscale_method", *_SIGMAS), between=_SIGMAS
     ),
     f"{_DOWNSCALE}.output_block_patch": PatchRule("PatchModelAddDownscale", ("upscale_method",)),
     "comfy_extras.nodes_flux:KV_Attn_Input": PatchRule(
@@ -71,15 +70,10 @@ PATCH_RULES: Mapping[str, PatchRule] = {
     ),
     "comfy_extras.nodes_flux:FluxKVCache.model_input_patch": PatchRule("FluxKVCache", ("input_patch_obj",)),
     f"{_MODEL_PATCH}:DiffSynthCnetPatch": PatchRule(
-        "QwenImageDiffsynthControlnet",
-        ("model_patch", "vae", "strength", "encoded_image", "encoded_image_size"),
-        encodes=True,
+        "QwenImageDiffsynthControlnet", _ENCODED, encodes=True
     ),
     f"{_MODEL_PATCH}:ZImageControlPatch": PatchRule(
-        "ZImageFunControlnet",
-        ("model_patch", "vae", "strength", "encoded_image", "encoded_image_size", "is_inpaint"),
-        fresh={"temp_data": None},
-        encodes=True,
+        "ZImageFunControlnet", (*_ENCODED, "is_inpaint"), fresh={"temp_data": None}, encodes=True
     ),
     f"{_MODEL_PATCH}:UsoStyleProjectorPatch": PatchRule("USOStyleReference", ("model_patch", "encoded_image")),
     f"{_LLLITE}:AnimaLLLitePatch": PatchRule(
@@ -92,10 +86,8 @@ PATCH_RULES: Mapping[str, PatchRule] = {
     ),
     f"{_MULTITALK}:MultiTalkGetAttnMapPatch": PatchRule("WanInfiniteTalkToVideo", ("ref_target_masks",)),
     "comfy.ldm.wan.model_animate2:PoseBranchCache": PatchRule(
-        "WanAnimate2Cache",
-        ("store_device", "dtype"),
-        fresh={"slots": [], "slot": None, "_pending": {}, "_staging": {}},
-        remembers=True,
+        "WanAnimate2Cache", ("store_device", "dtype"),
+        fresh={"slots": [], "slot": None, "_pending": {}, "_staging": {}}, remembers=True,
     ),
 }  # fmt: skip
 """By "module:Class.function" or "module:Class": methods that a function is written in are left out of its name, as they
@@ -130,10 +122,8 @@ GUIDANCE_RULES: Mapping[str, PatchRule] = {
         "VideoTriangleCFGGuidance", ("min_cfg",), uses=("torch",)
     ),
     "comfy_extras.nodes_slg:SkipLayerGuidanceDiT.post_cfg_function": PatchRule(
-        "SkipLayerGuidanceDiT",
-        (*_SKIPPED, *_SIGMAS, "scale", "rescaling_scale", "start_percent"),
-        functions=("skip",),
-        sampling="model_sampling",
+        "SkipLayerGuidanceDiT", (*_SKIPPED, *_SIGMAS, "scale", "rescaling_scale", "start_percent"),
+        functions=("skip",), sampling="model_sampling",
     ),
     "comfy_extras.nodes_slg:SkipLayerGuidanceDiTSimple.calc_cond_batch_function": PatchRule(
         "SkipLayerGuidanceDiTSimple", (*_SKIPPED, *_SIGMAS), functions=("skip",)
@@ -149,7 +139,7 @@ GUIDANCE_RULES: Mapping[str, PatchRule] = {
     ),
     "comfy_extras.nodes_mahiro:Mahiro.mahiro_normd": PatchRule("Mahiro"),
     "comfy_extras.nodes_tcfg:TCFG.tangential_damping_cfg": PatchRule("TCFG"),
-}
+}  # fmt: skip
 """Functions around guidance and on the noise mask, which a loop calls and no network."""
 
 
@@ -200,10 +190,4 @@ GUIDER_RULES: Mapping[str, GuiderRule] = {
     _DUAL: GuiderRule(("cfg1", "cfg2", "nested"), ("negative", "middle", "positive"), _DUAL),
     _PERP: GuiderRule(("cfg", "neg_scale"), ("positive", "negative", "empty_negative_prompt"), _PERP),
 }
-"""By "module:Class" of the guider."""
-
-
-def guider_code(code: str) -> GuiderRule | None:
-    """What is known of the code that a rank is asked to run; None for what is not to run there."""
-    rule = GUIDER_RULES.get(code)
-    return rule if rule is not None and rule.code == code else None
+"""By "module:Class" of the guider. Ranks run those alone that are their own `code`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 LATENT_SHAPES = "latent_shapes"
@@ -102,17 +103,8 @@ class Blocks:
     @property
     def names(self) -> set[str]:
         """All arguments that are named."""
-        named = [
-            *self.tokens,
-            *self.joint,
-            *self.rows,
-            *self.segments,
-            *self.border,
-            *self.alike,
-            *self.whole_with,
-            self.kept,
-        ]
-        return {name.partition(".")[0] for name in named if name}
+        cut = (self.tokens, self.joint, self.rows, self.segments, self.border)
+        return {name.partition(".")[0] for name in (*chain(*cut), *self.alike, *self.whole_with, self.kept) if name}
 
 
 @dataclass(frozen=True)

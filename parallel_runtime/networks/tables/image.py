@@ -16,28 +16,27 @@ FLUX = (
     ),
     Blocks(
         "single_blocks", {"x": 1}, ("x",), joint={"pe": 2}, segments={"modulation_dims": "x"},
-        alike=("vec", "attn_mask", *OPTIONS), modulations={"vec": ("modulation.lin",)},
-        latent="x",
+        alike=("vec", "attn_mask", *OPTIONS), modulations={"vec": ("modulation.lin",)}, latent="x",
     ),
 )  # fmt: skip
 
 _QWEN_IMAGE = Blocks(
-    "transformer_blocks", {"encoder_hidden_states": 1, "hidden_states": 1},
-    ("encoder_hidden_states", "hidden_states"), joint={"image_rotary_emb": 2},
-    rows={"encoder_hidden_states_mask": ("encoder_hidden_states", 1)},
+    "transformer_blocks", {"encoder_hidden_states": 1, "hidden_states": 1}, ("encoder_hidden_states", "hidden_states"),
+    joint={"image_rotary_emb": 2}, rows={"encoder_hidden_states_mask": ("encoder_hidden_states", 1)},
     border={"timestep_zero_index": "hidden_states"}, alike=("temb", *OPTIONS),
-    modulations={"temb": ("img_mod.1", "txt_mod.1")},
-    latent="hidden_states",
+    modulations={"temb": ("img_mod.1", "txt_mod.1")}, latent="hidden_states",
 )  # fmt: skip
 
 
 def _lumina(path: str) -> Blocks:
     return Blocks(
         path, {"x": 1}, ("x",), joint={"freqs_cis": 1}, segments={"timestep_zero_index": "x"},
-        sorts=("timestep_zero_index",),
-        alike=("x_mask", "adaln_input", *OPTIONS), modulations={"adaln_input": ("adaLN_modulation.1",)},
-        latent="x",
+        sorts=("timestep_zero_index",), alike=("x_mask", "adaln_input", *OPTIONS),
+        modulations={"adaln_input": ("adaLN_modulation.1",)}, latent="x",
     )  # fmt: skip
+
+
+_LUMINA = _lumina("noise_refiner"), _lumina("layers")
 
 
 def _omnigen(path: str) -> Blocks:
@@ -46,6 +45,8 @@ def _omnigen(path: str) -> Blocks:
         alike=("attention_mask", "temb", *OPTIONS), modulations={"temb": ("norm1.linear",)},
     )  # fmt: skip
 
+
+_OMNIGEN_REFINERS = _omnigen("noise_refiner"), _omnigen("ref_image_refiner")
 
 _BOOGU_NORMS = ("img_norm1", "img_norm2", "img_norm3", "instruct_norm1", "instruct_norm2")
 _BOOGU = Blocks(
@@ -69,16 +70,31 @@ _HIDREAM = (
     ),
 )  # fmt: skip
 
+# The first call with a prompt keeps what the prompt makes of it, causally: a rank that has not computes it.
+_HIDREAM_O1 = Blocks(
+    "language_model.layers", {"x": 1}, ("x", None), joint={"freqs_cis": -2}, kept="past_key_value",
+    alike=("attention_mask", "optimized_attention"),
+)  # fmt: skip
+
 # A frame of the grid is a timestep's; with an own one for each token, any tokens can be shared out.
 PREDICT_2 = Blocks(
     "blocks", {"x_B_T_H_W_D": 1}, ("x_B_T_H_W_D",), joint={"rope_emb_L_1_1_D": 1},
-    rows={
-        "emb_B_T_D": ("x_B_T_H_W_D", 1), "adaln_lora_B_T_3D": ("x_B_T_H_W_D", 1),
-        "extra_per_block_pos_emb": ("x_B_T_H_W_D", 1),
-    },
-    grids=("x_B_T_H_W_D", "extra_per_block_pos_emb"), cross=("cross_attn",), alike=("crossattn_emb", *OPTIONS),
-    longer={"crossattn_emb": 1},
+    rows=dict.fromkeys(("emb_B_T_D", "adaln_lora_B_T_3D", "extra_per_block_pos_emb"), ("x_B_T_H_W_D", 1)),
+    grids=("x_B_T_H_W_D", "extra_per_block_pos_emb"), cross=("cross_attn",),
+    alike=("crossattn_emb", *OPTIONS), longer={"crossattn_emb": 1},
 )  # fmt: skip
+
+_KREA_2 = Blocks(
+    "blocks", {"x": 1}, ("x",), joint={"freqs": 2}, border={"timestep_zero_index": "x"},
+    alike=("vec", "mask", *OPTIONS),
+)  # fmt: skip
+
+_IDEOGRAM_4 = Blocks(
+    "layers", {"x": 1}, ("x",), joint={"freqs_cis": 1}, rows={"adaln_input": ("x", 1)},
+    alike=("attn_mask", *OPTIONS),
+)  # fmt: skip
+
+_ERNIE_IMAGE = Blocks("layers", {"x": 1}, ("x",), joint={"rotary_pos_emb": 1}, alike=("temb", "attention_mask"))
 
 _LENS = Blocks(
     "transformer_blocks", {"hidden_states": 1, "encoder_hidden_states": 1}, ("encoder_hidden_states", "hidden_states"),
@@ -93,9 +109,29 @@ _JOY = Blocks(
 
 _SD3 = Blocks(
     "joint_blocks", {"context": 1, "x": 1}, ("context", "x"), positional=("context", "x"), alone="x",
-    again="x_block.attn2",
-    alike=("c", "use_checkpoint", *OPTIONS),
+    again="x_block.attn2", alike=("c", "use_checkpoint", *OPTIONS),
     modulations={"c": ("context_block.adaLN_modulation.1", "x_block.adaLN_modulation.1")}, latent="x",
+)  # fmt: skip
+
+_AURA_FLOW = (
+    Blocks(
+        "double_layers", {"c": 1, "x": 1}, ("c", "x"), alike=("global_cond", *OPTIONS),
+        modulations={"global_cond": ("modC.1", "modX.1")}, latent="x",
+    ),
+    Blocks(
+        "single_layers", {"cx": 1}, ("cx",), alike=("global_cond", *OPTIONS),
+        modulations={"global_cond": ("modCX.1",)}, latent="cx",
+    ),
+)  # fmt: skip
+
+_PIXART = Blocks(
+    "blocks", {"x": 1}, ("x",), cross=("cross_attn",), when={"attn.sr_ratio": 1}, alike=("y", "t", "mask", "HW"),
+    longer={"y": 1}, latent="x",
+)  # fmt: skip
+
+_HUNYUAN_DIT = Blocks(
+    "blocks", {"x": 1}, ("x",), joint={"freq_cis_img": 0}, rows={"skip": ("x", 1)}, cross=("attn2",),
+    alike=("c", "text_states"), longer={"text_states": 1}, skips=True, latent="x",
 )  # fmt: skip
 
 _PIXEL_DIT = Blocks(
@@ -106,9 +142,7 @@ _PIXEL_DIT = Blocks(
 IMAGE: Mapping[str, Network] = {
     "comfy.ldm.flux.model:Flux": Network("FLUX, LongCat and Ovis", FLUX, stages=True, behind=True),
     "comfy.ldm.chroma.model:Chroma": Network("Chroma", FLUX, stages=True, behind=True),
-    "comfy.ldm.chroma_radiance.model:ChromaRadiance": Network(
-        "Chroma Radiance", FLUX
-    ),
+    "comfy.ldm.chroma_radiance.model:ChromaRadiance": Network("Chroma Radiance", FLUX),
     "comfy.ldm.qwen_image.model:QwenImageTransformer2DModel": Network(
         "Qwen-Image", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads",
         run_outside=("img_in", "txt_norm", "txt_in", "time_text_embed"), stages=True, behind=True,
@@ -127,61 +161,30 @@ IMAGE: Mapping[str, Network] = {
         "Mage-Flow", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads", stages=True, behind=True
     ),
     "comfy.ldm.lumina.model:NextDiT": Network(
-        "Lumina 2 and Z-Image", (_lumina("noise_refiner"), _lumina("layers")), heads="n_heads",
-        stages=True, behind=True,
+        "Lumina 2 and Z-Image", _LUMINA, heads="n_heads", stages=True, behind=True
     ),
-    "comfy.ldm.lumina.model:NextDiTPixelSpace": Network(
-        "Z-Image in pixels", (_lumina("noise_refiner"), _lumina("layers")), heads="n_heads"
-    ),
-    "comfy.ldm.krea2.model:SingleStreamDiT": Network(
-        "Krea 2",
-        (
-            Blocks(
-                "blocks", {"x": 1}, ("x",), joint={"freqs": 2}, border={"timestep_zero_index": "x"},
-                alike=("vec", "mask", *OPTIONS),
-            ),
-        ),
-        heads="heads",
-    ),
+    "comfy.ldm.lumina.model:NextDiTPixelSpace": Network("Z-Image in pixels", _LUMINA, heads="n_heads"),
+    "comfy.ldm.krea2.model:SingleStreamDiT": Network("Krea 2", (_KREA_2,), heads="heads"),
     "comfy.ldm.anima.model:Anima": Network("Anima", (PREDICT_2,)),
     "comfy.ldm.hidream.model:HiDreamImageTransformer2DModel": Network(
         "HiDream", _HIDREAM, heads="num_attention_heads"
     ),
-    # The first call with a prompt keeps what the prompt makes of it, causally: a rank that has not computes it.
     "comfy.ldm.hidream_o1.model:HiDreamO1Transformer": Network(
-        "HiDream O1",
-        (
-            Blocks(
-                "language_model.layers", {"x": 1}, ("x", None), joint={"freqs_cis": -2}, kept="past_key_value",
-                alike=("attention_mask", "optimized_attention"),
-            ),
-        ),
-        heads="language_model.layers.0.self_attn.num_heads", clears="clear_kv_cache",
+        "HiDream O1", (_HIDREAM_O1,), heads="language_model.layers.0.self_attn.num_heads", clears="clear_kv_cache",
         by_object=("ref_pixel_values",),
     ),
     "comfy.ldm.omnigen.omnigen2:OmniGen2Transformer2DModel": Network(
-        "OmniGen 2", (_omnigen("layers"), _omnigen("noise_refiner"), _omnigen("ref_image_refiner")),
-        heads="layers.0.attn.heads",
+        "OmniGen 2", (_omnigen("layers"), *_OMNIGEN_REFINERS), heads="layers.0.attn.heads"
     ),
     "comfy.ldm.boogu.model:BooguTransformer2DModel": Network(
-        "Boogu",
-        (_BOOGU, _omnigen("single_stream_layers"), _omnigen("noise_refiner"), _omnigen("ref_image_refiner")),
+        "Boogu", (_BOOGU, _omnigen("single_stream_layers"), *_OMNIGEN_REFINERS),
         heads="single_stream_layers.0.attn.heads",
     ),
     "comfy.ldm.ideogram4.model:Ideogram4Transformer2DModel": Network(
-        "Ideogram 4",
-        (
-            Blocks(
-                "layers", {"x": 1}, ("x",), joint={"freqs_cis": 1}, rows={"adaln_input": ("x", 1)},
-                alike=("attn_mask", *OPTIONS),
-            ),
-        ),
-        heads="layers.0.attention.num_heads",
+        "Ideogram 4", (_IDEOGRAM_4,), heads="layers.0.attention.num_heads"
     ),
     "comfy.ldm.ernie.model:ErnieImageModel": Network(
-        "ERNIE-Image",
-        (Blocks("layers", {"x": 1}, ("x",), joint={"rotary_pos_emb": 1}, alike=("temb", "attention_mask")),),
-        attention_in=("comfy.ldm.ernie.model",),
+        "ERNIE-Image", (_ERNIE_IMAGE,), attention_in=("comfy.ldm.ernie.model",)
     ),
     "comfy.ldm.joyimage.model:JoyImageTransformer3DModel": Network(
         "JoyImage", (_JOY,), heads="double_blocks.0.attn.num_attention_heads", stages=True
@@ -190,41 +193,14 @@ IMAGE: Mapping[str, Network] = {
         "Lens", (_LENS,), heads="transformer_blocks.0.attn.heads"
     ),
     "comfy.ldm.modules.diffusionmodules.mmdit:OpenAISignatureMMDITWrapper": Network(
-        "Stable Diffusion 3 and 3.5", (_SD3,), heads="joint_blocks.0.x_block.attn.num_heads", stages=True,
+        "Stable Diffusion 3 and 3.5", (_SD3,), heads="joint_blocks.0.x_block.attn.num_heads", stages=True
     ),
-    "comfy.ldm.aura.mmdit:MMDiT": Network(
-        "AuraFlow",
-        (
-            Blocks(
-                "double_layers", {"c": 1, "x": 1}, ("c", "x"), alike=("global_cond", *OPTIONS),
-                modulations={"global_cond": ("modC.1", "modX.1")}, latent="x",
-            ),
-            Blocks(
-                "single_layers", {"cx": 1}, ("cx",), alike=("global_cond", *OPTIONS),
-                modulations={"global_cond": ("modCX.1",)}, latent="cx",
-            ),
-        ),
-        heads="single_layers.0.attn.n_heads", stages=True,
-    ),
+    "comfy.ldm.aura.mmdit:MMDiT": Network("AuraFlow", _AURA_FLOW, heads="single_layers.0.attn.n_heads", stages=True),
     "comfy.ldm.pixart.pixartms:PixArtMS": Network(
-        "PixArt",
-        (
-            Blocks(
-                "blocks", {"x": 1}, ("x",), cross=("cross_attn",), when={"attn.sr_ratio": 1},
-                alike=("y", "t", "mask", "HW"), longer={"y": 1}, latent="x",
-            ),
-        ),
-        attention_in=("comfy.ldm.pixart.blocks",), stages=True,
+        "PixArt", (_PIXART,), attention_in=("comfy.ldm.pixart.blocks",), stages=True
     ),
     "comfy.ldm.hydit.models:HunYuanDiT": Network(
-        "HunyuanDiT",
-        (
-            Blocks(
-                "blocks", {"x": 1}, ("x",), joint={"freq_cis_img": 0}, rows={"skip": ("x", 1)}, cross=("attn2",),
-                alike=("c", "text_states"), longer={"text_states": 1}, skips=True, latent="x",
-            ),
-        ),
-        attention_in=("comfy.ldm.hydit.attn_layers",), stages=True,
+        "HunyuanDiT", (_HUNYUAN_DIT,), attention_in=("comfy.ldm.hydit.attn_layers",), stages=True
     ),
     # Blocks of pixels come after those of patches: every rank computes all of them.
     "comfy.ldm.pixeldit.model:PixDiT_T2I": Network("PixelDiT", (_PIXEL_DIT,), heads="num_groups"),

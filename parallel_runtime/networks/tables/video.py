@@ -17,10 +17,9 @@ _LTX_VIDEO = Blocks(
 # The audio stream is short: it is whole on every rank, and the video's tokens are shared out.
 _LTX_2 = Blocks(
     "transformer_blocks", {"x.0": 1}, ("x.0", None), joint={"v_pe": 1, "v_cross_pe": 1},
-    rows={
-        "v_timestep": ("x.0", 1), "v_cross_scale_shift_timestep": ("x.0", 1), "v_cross_gate_timestep": ("x.0", 1),
-        "self_attention_mask": ("x.0", 1),
-    },
+    rows=dict.fromkeys(
+        ("v_timestep", "v_cross_scale_shift_timestep", "v_cross_gate_timestep", "self_attention_mask"), ("x.0", 1)
+    ),
     cross=("attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn"), gathers=("video_to_audio_attn",),
     alike=(
         "v_context", "a_context", "attention_mask", "a_timestep", "a_pe", "a_cross_pe", "a_cross_scale_shift_timestep",
@@ -41,17 +40,19 @@ _COSMOS = Blocks(
     alike=("emb_B_D", "crossattn_emb", "crossattn_mask", "adaln_lora_B_3D", *OPTIONS), longer={"crossattn_emb": 0},
 )  # fmt: skip
 
+_MINIMAX_H3 = Blocks(
+    "blocks", {"x": 0}, ("x",), joint={"rope_freqs": 1}, segments={"mod_segments": "x"}, alike=("t_emb", *OPTIONS)
+)  # fmt: skip
+
+_KANDINSKY_5 = Blocks(
+    "visual_transformer_blocks", {"visual_embed": 1}, ("visual_embed",), joint={"freqs": 1},
+    cross=("cross_attention",), alike=("text_embed", "time_embed", *OPTIONS), longer={"text_embed": 1},
+    modulations={"time_embed": ("visual_modulation.out_layer",)},
+)  # fmt: skip
+
 VIDEO: Mapping[str, Network] = {
     "comfy.ldm.minimax.model:MiniMaxH3Model": Network(
-        "MiniMax H3",
-        (
-            Blocks(
-                "blocks", {"x": 0}, ("x",), joint={"rope_freqs": 1}, segments={"mod_segments": "x"},
-                alike=("t_emb", *OPTIONS),
-            ),
-        ),
-        heads="blocks.0.attn.heads", head_dim="blocks.0.attn.head_dim",
-        rescales=True,
+        "MiniMax H3", (_MINIMAX_H3,), heads="blocks.0.attn.heads", head_dim="blocks.0.attn.head_dim", rescales=True
     ),
     "comfy.ldm.lightricks.model:LTXVModel": Network("LTX-Video", (_LTX_VIDEO,), heads="num_attention_heads"),
     "comfy.ldm.lightricks.av_model:LTXAVModel": Network(
@@ -61,15 +62,7 @@ VIDEO: Mapping[str, Network] = {
         "HunyuanVideo and HunyuanImage", FLUX, sigmas_with="time_r_in", stages=True
     ),
     "comfy.ldm.kandinsky5.model:Kandinsky5": Network(
-        "Kandinsky 5",
-        (
-            Blocks(
-                "visual_transformer_blocks", {"visual_embed": 1}, ("visual_embed",), joint={"freqs": 1},
-                cross=("cross_attention",), alike=("text_embed", "time_embed", *OPTIONS), longer={"text_embed": 1},
-                modulations={"time_embed": ("visual_modulation.out_layer",)},
-            ),
-        ),
-        heads="visual_transformer_blocks.0.self_attention.num_heads",
+        "Kandinsky 5", (_KANDINSKY_5,), heads="visual_transformer_blocks.0.self_attention.num_heads"
     ),
     "comfy.ldm.kandinsky6.model:Kandinsky6": Network(
         "Kandinsky 6", whole="its video and sound attend to one another by calls that say nothing of how", read="0.38"
