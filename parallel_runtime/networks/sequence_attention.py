@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from functools import partial
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any
 
 import torch
 
-from ..attention.kernels import AttentionKernel
+from ..attention.kernels import Attend, AttentionKernel
 from ..attention.ring import RingAttention, RingLayout
 from ..attention.ulysses import WireLayout, ulysses_attention
 from ..errors import UnsupportedModelError
@@ -20,9 +19,7 @@ from ..mesh.mesh import Mesh
 from ..said import said
 
 _KEPT = 32
-"""Layouts on the device, of both kinds."""
-
-_Layout = TypeVar("_Layout", WireLayout, RingLayout)
+"""Layouts on the device, of each kind."""
 
 
 class AttendedTokens:
@@ -39,15 +36,14 @@ class AttendedTokens:
 
     def __init__(self, mesh: Mesh, peers: HeadSharing | None):
         self.peers = peers
-        self._kept: OrderedDict[tuple[Any, ...], WireLayout | RingLayout] = OrderedDict()
+        # Kept, as a CUDA graph cannot be recorded while one comes from the CPU.
+        self._wire_layout = lru_cache(_KEPT)(WireLayout.build)
+        self._ring_layout = lru_cache(_KEPT)(RingLayout.build)
         self.set_mesh(mesh)
 
     def set_mesh(self, mesh: Mesh) -> None:
         """Go over another mesh from the next forward on."""
         self._mesh = mesh
-        self._index = mesh.sequence_index
-        self.ulysses_group, self.ulysses = mesh.ulysses, mesh.plan.ulysses
-        self.ring_group, self.ring, self.ring_index = mesh.ring, mesh.plan.ring, mesh.coordinate["ring"]
         self.start(mesh.plan.sequence)
 
     def start(self, degree: int) -> None:
@@ -59,15 +55,16 @@ class AttendedTokens:
 
     def split(self, lengths: tuple[int, ...], batch: int, device: torch.device) -> None:
         """Follow a forward in which every rank has that many tokens, at least one."""
-        if self.peers is not None and self.ring == 1:
+        plan, place = self._mesh.plan, self._mesh.coordinate
+        if self.peers is not None and plan.ring == 1:
             self.buffers = self.peers.buffers(self._mesh, lengths, batch)
-        groups = [lengths[first : first + self.ulysses] for first in range(0, self.degree, self.ulysses)]
-        own = groups[self.ring_index]
+        groups = [lengths[first : first + plan.ulysses] for first in range(0, self.degree, plan.ulysses)]
+        own = groups[place["ring"]]
         if len(set(own)) > 1:
-            self.wire = self._build(WireLayout, own, self._index % self.ulysses, device)
+            self.wire = self._wire_layout(own, place["ulysses"], device)
         chunks = tuple(map(sum, groups))
         if len(set(chunks)) > 1:
-            self.ring_layout = self._build(RingLayout, chunks, self.ring_index, device)
+            self.ring_layout = self._ring_layout(chunks, place["ring"], device)
 
     def read(self) -> list[Any]:
         """What attention reads beside its arguments, in this forward."""
@@ -76,7 +73,8 @@ class AttendedTokens:
     def forget(self) -> None:
         """Let go of what is on the device."""
         self.start(self._mesh.plan.sequence)
-        self._kept.clear()
+        self._wire_layout.cache_clear()
+        self._ring_layout.cache_clear()
 
     def attend(
         self,
@@ -101,55 +99,23 @@ class AttendedTokens:
             if isinstance(self.buffers, HostBuffers):
                 return attend_through_host(query, key, value, kernel=kernel.attend, buffers=self.buffers, scale=scale)
             return peer_attention(
-                query,
-                key,
-                value,
-                kernel=self.peers.kernel,
-                degree=self.degree,
-                buffers=self.buffers,
-                scale=scale,
+                query, key, value, kernel=self.peers.kernel, degree=self.degree, buffers=self.buffers, scale=scale
             )
-        if self.ulysses_group is None:
-            return self._attend_ring(kernel, query, key, value, mask, scale)
+        in_group = self._in_group(kernel)
+        if self._mesh.ulysses is None:
+            return in_group(query, key, value, mask, scale)
         return ulysses_attention(
-            query,
-            key,
-            value,
-            kernel=partial(self._attend_ring, kernel),
-            group=self.ulysses_group,
-            degree=self.ulysses,
-            layout=self.wire,
-            mask=mask,
-            scale=scale,
-        )
+            query, key, value, kernel=in_group, group=self._mesh.ulysses, degree=self._mesh.plan.ulysses,
+            layout=self.wire, mask=mask, scale=scale,
+        )  # fmt: skip
 
-    def _attend_ring(
-        self,
-        kernel: AttentionKernel,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float | None,
-    ) -> torch.Tensor:
-        """Attend with the tokens of this rank's Ulysses group, for its own heads, to the tokens of all groups."""
-        if self.ring_group is None:
-            return kernel.attend(query, key, value, mask, scale)
+    def _in_group(self, kernel: AttentionKernel) -> Attend:
+        """What attends with the tokens of this rank's Ulysses group, for its own heads, to the tokens of all groups."""
+        if self._mesh.ring is None:
+            return kernel.attend
         assert kernel.attend_with_lse is not None
-        ring = RingAttention(kernel.attend_with_lse, self.ring_group, self.ring, self.ring_index, self.ring_layout)
-        return ring(query, key, value, mask, scale)
-
-    def _build(self, kind: type[_Layout], lengths: tuple[int, ...], index: int, device: torch.device) -> _Layout:
-        """Build a layout, or take one from before: a CUDA graph cannot be recorded while one comes from the CPU."""
-        key = (kind, lengths, index, device)
-        if key not in self._kept:
-            self._kept[key] = kind.build(lengths, index, device)
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        layout = self._kept[key]
-        assert isinstance(layout, kind)
-        return layout
+        ring = self._mesh.coordinate["ring"]
+        return RingAttention(kernel.attend_with_lse, self._mesh.ring, self._mesh.plan.ring, ring, self.ring_layout)
 
 
 def _mask_of_keys(mask: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
