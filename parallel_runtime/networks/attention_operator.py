@@ -169,22 +169,9 @@ def block_attention(
 
 
 @shapes_of(block_attention)
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    heads: int,
-    mask: torch.Tensor | None,
-    function: str,
-    where: str,
-    precision: torch.dtype | None,
-    skip_reshape: bool,
-    skip_output_reshape: bool,
-    *more: Any,
-) -> torch.Tensor:
-    batch, tokens = q.shape[0], q.shape[2 if skip_reshape else 1]
-    width = q.shape[3] if skip_reshape else (q.shape[2] // heads if q.ndim == 3 else q.shape[3])
-    made = q.new_empty((batch, tokens, heads, width))
+def _(q, k, v, heads, mask, function, where, precision, skip_reshape, skip_output_reshape, *more):
+    width = q.shape[2] // heads if q.ndim == 3 else q.shape[3]
+    made = q.new_empty((q.shape[0], q.shape[2 if skip_reshape else 1], heads, width))
     return made.transpose(1, 2) if skip_output_reshape else made.flatten(2)
 
 
@@ -214,10 +201,9 @@ def block_attention_of_parts(
     Returns:
         Attended values (batch, tokens, heads * head dim); with `beside` the last layer's (batch, tokens, width).
     """
-    if _NOW.over_peers is not None:
-        made: torch.Tensor | None = _NOW.over_peers(queries, keys, values, norms, eps, beside, scale)
-        if made is not None:
-            return made
+    made: torch.Tensor | None
+    if _NOW.over_peers and (made := _NOW.over_peers(queries, keys, values, norms, eps, beside, scale)) is not None:
+        return made
     ours = torch.ops.parallel_dit
     query, key = apply_norms(queries, keys, norms, eps)
     value = values[0] if len(values) == 1 else torch.cat(values, 1)

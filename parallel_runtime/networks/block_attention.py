@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,16 +39,14 @@ class Suited:
     head_dim: int
     chosen: bool
 
-    def fits(self, function: Callable[..., torch.Tensor], query: torch.Tensor, width: int) -> bool:
-        """Whether the kernel may stand for a function of ComfyUI's, for heads of this width."""
-        return (
-            query.dtype == self.dtype
-            and width == self.head_dim
-            and (self.chosen or (query.numel() >= _SMALL and function.__name__ in _EXACT))
-        )
+    def fits(self, asked: _Asked) -> bool:
+        """Whether the kernel may stand for a function of ComfyUI's."""
+        if asked.mask is not None or asked.q.dtype != self.dtype or asked.width != self.head_dim:
+            return False
+        return self.chosen or (asked.q.numel() >= _SMALL and asked.function.__name__ in _EXACT)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Asked:
     """A call of ComfyUI's attention; see comfy.ldm.modules.attention for the arguments."""
 
@@ -103,8 +101,7 @@ class BlockAttention:
             where: "cross" or "gathers" where that field of the block's data names the submodule that is running.
         """
         self.calls += 1
-        inside = {"cross": self._split.outside, "gathers": self._split.gathering}.get(where, nullcontext)
-        with inside():
+        with {"cross": self._split.outside, "gathers": self._split.gathering}.get(where, nullcontext)():
             return self(function, *args, **kwargs)
 
     def over_peers(
@@ -126,14 +123,9 @@ class BlockAttention:
         if split.streams is None or split.alone is not None or split.whole_queries or split.gathers_keys or split.kept:
             return None
         buffers, peers = tokens.buffers, tokens.peers
-        if (
-            not isinstance(buffers, PeerBuffers)
-            or peers is None
-            or not peers.fits(queries[0])
-            or queries[0].shape[2] % tokens.degree
-        ):
+        if not isinstance(buffers, PeerBuffers) or peers is None or not peers.fits(queries[0]):
             return None
-        if not is_on("blocks"):
+        if queries[0].shape[2] % tokens.degree or not is_on("blocks"):
             return None
         self.calls += 1
         attended: torch.Tensor = torch.ops.parallel_dit.peer_attention.default(
@@ -166,16 +158,12 @@ class BlockAttention:
             )  # fmt: skip
         if function is the_kernel:
             function = self._by_kernel
-        how = {
-            "attn_precision": attn_precision,
-            "skip_reshape": skip_reshape,
-            "skip_output_reshape": skip_output_reshape,
-            **kwargs,
-        }
-        split = self._split
-        streams = split.streams
+        how = {"attn_precision": attn_precision, "skip_reshape": skip_reshape, **kwargs}
+        how["skip_output_reshape"] = skip_output_reshape
+        asked = _Asked(function, q, k, v, heads, mask, how)
+        split, streams = self._split, self._split.streams
         if streams is None:
-            return self._over_own(_Asked(function, q, k, v, heads, mask, how))
+            return self._over_own(asked)
         dim = 2 if skip_reshape else 1
         if split.alone is not None and k.shape[dim] == streams.own[split.alone]:
             with split.running(streams.only(split.alone), k.shape[0], k.device):
@@ -186,19 +174,18 @@ class BlockAttention:
             raise ValueError(
                 f"attention over {q.shape[dim]} queries and {k.shape[dim]} keys, where this rank has {own} tokens"
             )
-        mask = _as_four(mask)
+        mask = asked.mask = _as_four(mask)
         if split.patch is not None:
             if pieces or (mask is not None and (mask.shape[2] > 1 or mask.shape[3] != streams.total)):
                 raise UnsupportedModelError(
                     "With this input the network masks single tokens, which stages cannot.", "Set stages to 1."
                 )
-            k, v = split.patch.whole(k, v, dim, streams, split.gather)
-            return self._over_own(_Asked(function, q, k, v, heads, mask, how))
+            asked.k, asked.v = split.patch.whole(k, v, dim, streams, split.gather)
+            return self._over_own(asked)
         if pieces or (mask is not None and mask.shape[2] > 1):
-            return self._over_gathered_keys(_Asked(function, q, k, v, heads, mask, how), dim)
+            return self._over_gathered_keys(asked, dim)
         if mask is not None and mask.shape[3] == streams.total != own:
             mask = take(mask, 3, streams.intervals())
-        asked = _Asked(function, q, k, v, heads, mask, how)
         query, key, value = asked.by_tokens()
         if key.shape[2] != query.shape[2]:  # heads of keys that serve several heads of queries
             key, value = (each.repeat_interleave(query.shape[2] // each.shape[2], 2) for each in (key, value))
@@ -207,11 +194,21 @@ class BlockAttention:
 
     def _over_own(self, asked: _Asked) -> torch.Tensor:
         """Attention over what is given, which needs no other rank: by the kernel where it suits, else ComfyUI's."""
-        if asked.mask is None and self._suited is not None and self._suited.fits(asked.function, asked.q, asked.width):
-            attended = self._attend_whole(asked)
-            if attended is not None:
-                return asked.as_asked(attended)
-        return asked.own()
+        if self._suited is None or not self._suited.fits(asked):
+            return asked.own()
+        query, key, value = asked.by_tokens()
+        if value.shape[3] != asked.width or key.shape[2] != query.shape[2]:
+            return asked.own()
+        try:
+            attended = self._kernel.attend(query, key, value, None, asked.how.get("scale"))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # shapes that it is not made for
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            log.warning("Attention is ComfyUI's own, as %s cannot: %s", self._kernel.name, reason)
+            self._suited = None
+            return asked.own()
+        return asked.as_asked(attended)
 
     def _by_kernel(
         self,
@@ -227,27 +224,11 @@ class BlockAttention:
         query, key, value = (each.transpose(1, 2) for each in (q, k, v))
         return self._kernel.attend(query, key, value, mask, scale).flatten(2)
 
-    def _attend_whole(self, asked: _Asked) -> torch.Tensor | None:
-        """The kernel's attention over what this rank has, (B, N, heads, D); None where it cannot."""
-        query, key, value = asked.by_tokens()
-        if value.shape[3] != asked.width or key.shape[2] != query.shape[2]:
-            return None
-        try:
-            return self._kernel.attend(query, key, value, None, asked.how.get("scale"))
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # shapes that it is not made for
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            log.warning("Attention is ComfyUI's own, as %s cannot: %s", self._kernel.name, reason)
-            self._suited = None
-            return None
-
     def _over_gathered_keys(self, asked: _Asked, dim: int) -> torch.Tensor:
         """With whole keys on every rank, as a mask of queries and keys, whole queries, or pieces of them ask for."""
-        split, mask, k, v = self._split, asked.mask, asked.k, asked.v
-        streams = split.streams
+        split, streams, k, v = self._split, self._split.streams, asked.k, asked.v
         assert streams is not None
-        if mask is not None:
+        if (mask := asked.mask) is not None:
             if mask.shape[3] == sum(streams.own) != streams.total:
                 if mask.shape[2] > 1 and not split.whole_queries:
                     raise ValueError("a mask of this rank's queries and keys alone")
@@ -256,10 +237,10 @@ class BlockAttention:
                 mask = take(mask, 2, streams.intervals())
         if not (split.gathered and split.gathered[0] is k and split.gathered[1] is v):
             split.gathered = k, v, *join_both(k, v, lambda own: split.gather_all(own, dim))
-        key, value = split.gathered[2:]
         if not asked.q.shape[dim] and not asked.how["skip_reshape"] and not asked.how["skip_output_reshape"]:
             return asked.q  # of a piece, this rank has nothing
-        return replace(asked, k=key, v=value, mask=mask).own()
+        asked.k, asked.v, asked.mask = *split.gathered[2:], mask
+        return asked.own()
 
 
 def _as_four(mask: torch.Tensor | None) -> torch.Tensor | None:
