@@ -25,20 +25,16 @@ class BlockCall:
     """
 
     def __init__(
-        self,
-        signature: inspect.Signature,
-        positional: Sequence[str],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        self, signature: inspect.Signature, positional: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
     ):
         self._bound = signature.bind(*args, **kwargs)
         self._bound.apply_defaults()
         kinds = {each.kind: each.name for each in signature.parameters.values()}
-        self._others: dict[str, Any] = self._bound.arguments[kinds[KEYWORD]] if KEYWORD in kinds else {}
-        self._listed: dict[str, Any] = {}
+        given = self._bound.arguments
+        self._others: dict[str, Any] = given[kinds[KEYWORD]] if KEYWORD in kinds else {}
         self._list = kinds.get(POSITIONAL)
-        if self._list is not None:
-            self._listed = dict(zip(positional, self._bound.arguments[self._list], strict=True))
+        listed = () if self._list is None else zip(positional, given[self._list], strict=True)
+        self._listed: dict[str, Any] = dict(listed)
 
     @property
     def others(self) -> set[str]:
@@ -55,15 +51,12 @@ class BlockCall:
         """Arguments by name."""
         if self._list is None:
             return self._bound.kwargs
-        named = {name: value for name, value in self._bound.arguments.items() if name != self._list}
-        named = {name: value for name, value in named.items() if value is not self._others}
-        return {**named, **self._others}
+        given = self._bound.arguments.items()
+        named = {name: value for name, value in given if name != self._list and value is not self._others}
+        return named | self._others
 
     def _holder(self, base: str) -> MutableMapping[str, Any]:
-        for holder in (self._listed, self._others):
-            if base in holder:
-                return holder
-        return self._bound.arguments
+        return next((each for each in (self._listed, self._others) if base in each), self._bound.arguments)
 
     def __getitem__(self, name: str) -> Any:
         base, _, item = name.partition(".")
@@ -84,19 +77,13 @@ class BlockCall:
 Intervals = Sequence[tuple[int, int]]
 
 
-def own_object(value: Any, total: int, intervals: Intervals) -> Any:
-    """The object for the tokens in `intervals` of `total`; None where it is of no class that is known here.
-
-    Raises:
-        ValueError: the object is for another number of tokens.
-    """
-    cut = _KINDS.get(f"{type(value).__module__}:{type(value).__qualname__}")
-    return None if cut is None else cut(value, total, intervals)
-
-
 def is_guide_mask(value: Any) -> bool:
     """The attention is cut into pieces of queries by what a guide is: each rank may have other pieces."""
-    return f"{type(value).__module__}:{type(value).__qualname__}" == _GUIDES
+    return _kind(value) == _GUIDES
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}:{type(value).__qualname__}"
 
 
 def _guide_mask(mask: Any, total: int, intervals: Intervals) -> Any:
@@ -146,10 +133,14 @@ def _own_timestep(kind: Any) -> Any:
 
 
 _GUIDES = "comfy.ldm.lightricks.model:GuideAttentionMask"
-_KINDS: dict[str, Callable[[Any, int, Intervals], Any]] = {
+_OWN_OBJECT: Mapping[str, Callable[[Any, int, Intervals], Any]] = {
     _GUIDES: _guide_mask,
     "comfy.ldm.lightricks.av_model:CompressedTimestep": _timestep,
 }
+"""Class -> what makes the object for the tokens in the intervals, of so many.
+
+They raise a ValueError where the object is for another number of tokens.
+"""
 
 
 Joined = dict[Any, tuple[torch.Tensor, torch.Tensor]]
@@ -197,8 +188,7 @@ class OwnArguments:
             call[name] = self._rows(call[name], name, dim, shares[stream])
         for name, stream in blocks.segments.items():
             if call[name] is not None:
-                share = shares[stream]
-                call[name] = _cut_segments(call[name], share.intervals(), share.total)
+                call[name] = _cut_segments(call[name], shares[stream])
         for name, stream in blocks.border.items():
             if call[name] is not None:
                 start, stop = shares[stream].intervals()[0]
@@ -226,13 +216,12 @@ class OwnArguments:
             return value
         intervals, total = share.intervals(), share.total
         if not isinstance(value, torch.Tensor):
+            if (own_object := _OWN_OBJECT.get(_kind(value))) is None:
+                raise self._unlike(f"takes {name_argument(value)} as {name}")
             try:
-                own = own_object(value, total, intervals)
+                return own_object(value, total, intervals)
             except ValueError as error:
                 raise self._unlike(f"takes as {name} {error}") from error
-            if own is None:
-                raise self._unlike(f"takes {name_argument(value)} as {name}")
-            return own
         if name in self._blocks.grids:
             return _as_grid(take(value.flatten(dim, dim + GRID - 1), dim, intervals), dim)
         if value.ndim <= dim or value.shape[dim] == 1:
@@ -255,21 +244,20 @@ def _as_grid(tokens: torch.Tensor, dim: int) -> torch.Tensor:
     return tokens.unsqueeze(dim + 1).unsqueeze(dim + 1)
 
 
-def _cut_segments(segments: Any, intervals: Intervals, length: int) -> list[tuple[Any, ...]]:
-    """Those parts of (start, stop, ...) that lie in the intervals, counted from there. A tensor after them may have a
-    row for each of its segment's tokens."""
-    cut, first = [], 0
-    for low, high in intervals:
-        for start, stop, *values in segments:
-            stop = length if stop is None else stop
-            begin, end = max(start, low), min(stop, high)
-            if begin < end:
-                own = [
-                    value[begin - start : end - start]
-                    if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == stop - start
-                    else value
-                    for value in values
-                ]
-                cut.append((first + begin - low, first + end - low, *own))
-        first += high - low
+def _cut_segments(segments: Any, share: Streams) -> list[tuple[Any, ...]]:
+    """Those parts of (start, stop, ...) that lie in a stream's share, counted from there. A tensor after them may have
+    a row for each of its segment's tokens."""
+    low, high = share.intervals()[0]
+    cut = []
+    for start, stop, *values in segments:
+        stop = share.total if stop is None else stop
+        begin, end = max(start, low), min(stop, high)
+        if begin < end:
+            own = [
+                value[begin - start : end - start]
+                if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == stop - start
+                else value
+                for value in values
+            ]
+            cut.append((begin - low, end - low, *own))
     return cut
