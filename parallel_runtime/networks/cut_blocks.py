@@ -24,7 +24,7 @@ from .block_arguments import GRID, KEYWORD, BlockCall, OwnArguments, is_guide_ma
 from .modulation import Layers, Modulation
 from .shares import Streams
 from .tables.blocks import Blocks, find
-from .token_split import TokenSplit, over_all_tokens, put
+from .token_split import TokenSplit, over_all_tokens, put, take
 
 # Patches that ComfyUI calls inside of a block, with the tokens that the block has.
 _INSIDE = {"attn1_patch", "attn2_patch", "attn1_output_patch", "attn2_output_patch", "mlp_patch"}
@@ -39,7 +39,7 @@ def unknown_blocks(network: nn.Module, lists: Sequence[Blocks]) -> str:
             found = list(network.get_submodule(blocks.path).children())
         except AttributeError:
             return f"it has no {blocks.path}"
-        fitting = [block for block in found if _fits(block, blocks)]
+        fitting = [block for block in found if can_be_cut(block, blocks)]
         if found and not fitting:
             is_so = ", ".join(f"{name} {find(found[0], name)}" for name in (*blocks.when, *blocks.unless))
             return f"its {blocks.path} have {is_so}"
@@ -63,7 +63,7 @@ def cut_blocks(network: nn.Module, lists: Sequence[Blocks], split: TokenSplit) -
     split.modulation = Modulation()
     for blocks in lists:
         found = list(network.get_submodule(blocks.path).children())
-        fits = [*(_fits(block, blocks) for block in found), False]
+        fits = [*(can_be_cut(block, blocks) for block in found), False]
         for index, block in enumerate(found):
             if not fits[index]:
                 continue
@@ -76,18 +76,8 @@ def cut_blocks(network: nn.Module, lists: Sequence[Blocks], split: TokenSplit) -
             block.forward = CutBlock(block, blocks, split, last=not fits[index + 1])
 
 
-def cannot_be_cut(network: nn.Module, blocks: Blocks) -> list[nn.Module]:
-    """The blocks of a list that every rank computes whole."""
-    return [block for block in network.get_submodule(blocks.path).children() if not _fits(block, blocks)]
-
-
-def run_blocks(blocks: Sequence[nn.Module], split: TokenSplit) -> None:
-    """Let the blocks of a network whose tokens are not shared out run as `split` has them run."""
-    for block in blocks:
-        block.forward = WholeBlock(block, split)
-
-
-def _fits(block: nn.Module, blocks: Blocks) -> bool:
+def can_be_cut(block: nn.Module, blocks: Blocks) -> bool:
+    """Whether ranks share out the tokens of this block of a list; else every rank computes it whole."""
     if any(find(block, name) == value for name, value in blocks.unless.items()):
         return False
     return all(find(block, name) == value for name, value in blocks.when.items())
@@ -173,13 +163,12 @@ class CutBlock:
             raise self._unlike(f"takes {', '.join(sorted(unknown))}")
         whole = self._own.tokens(call)
         shapes = {name: call[name].shape for name in whole}
-        lengths = {name: tensor.shape[blocks.tokens[name]] for name, tensor in whole.items()}
-        streams = split.share_out(blocks, lengths)
-        options = (call["transformer_options"] if "transformer_options" in blocks.names else None) or {}
+        streams = split.share_out(blocks, whole)
+        options = call["transformer_options"] or {}
         patches = options.get("patches") or {}
-        kept = call[blocks.kept] if blocks.kept else None
         inside = _INSIDE & set(patches)
-        needs_all = any(call[name] is not None for name in blocks.whole_with) or bool(inside - set(blocks.patched))
+        kept = call[blocks.kept] if blocks.kept else None
+        needs_all = any(call[name] is not None for name in blocks.whole_with) or not inside <= set(blocks.patched)
         needs_all |= bool(blocks.kept) and not kept
         split.keeps |= kept == ()
         if kept and not (isinstance(kept, tuple) and len(kept) == 3 and isinstance(kept[2], int)):
@@ -195,10 +184,8 @@ class CutBlock:
         if inside:
             call["transformer_options"] = {**options, "patches": over_all_tokens(patches, inside, split)}
         by_itself = list(whole).index(blocks.alone) if blocks.alone else None
-        first = next(iter(whole.values()))
-        batch = first.numel() // (
-            first.shape[blocks.tokens[next(iter(whole))]] * first.shape[-1]
-        )  # tokens may be on the first dim, too
+        first, length = next(iter(whole.values())), streams.lengths[0]
+        batch = first.numel() // (length * first.shape[-1])  # tokens may be on the first dim, too
         with split.running(streams, batch, first.device, by_itself, by_guide, kept[2] if kept else 0):
             if inside or by_guide or kept or blocks.apart:
                 # What reads how the tokens are shared out, or exchanges in pieces, whose order a graph does not keep.
@@ -213,12 +200,10 @@ class CutBlock:
         if split.patch is not None:  # the rest of the tokens is at another time's
             gather = self.last and split.degree > 1
         shares = {name: streams.only(index) for index, name in enumerate(whole)}
-        made = [
-            output
-            if name is None or output is None
-            else self._whole_again(output, name, shapes[name], whole[name], shares[name], gather)
-            for name, output in zip(blocks.returns, outputs, strict=True)
-        ]
+        made = list(outputs)
+        for index, stream in enumerate(blocks.returns):
+            if stream is not None and (own := made[index]) is not None:
+                made[index] = self._whole_again(own, stream, shapes[stream], whole[stream], shares[stream], gather)
         (split.pending.discard if gather or split.patch else split.pending.add)(blocks.path)
         return type(returned)(made) if isinstance(returned, (tuple, list)) else made[0]
 
@@ -239,12 +224,8 @@ class CutBlock:
         """Arguments that have tokens, or rows or columns for such, with the dims that these are on."""
         blocks = self.blocks
         call = BlockCall(self.signature, blocks.positional, args, kwargs)
-        dims = {
-            **blocks.tokens,
-            **blocks.joint,
-            **blocks.longer,
-            **{name: dim for name, (_, dim) in blocks.rows.items()},
-        }
+        rows = {name: dim for name, (_, dim) in blocks.rows.items()}
+        dims = {**blocks.tokens, **blocks.joint, **blocks.longer, **rows}
         sizes = [
             (call[name], dim + further)
             for name, dim in dims.items()
@@ -254,33 +235,26 @@ class CutBlock:
         return sizes + masks + [(call[name], 0) for name in blocks.segments]
 
     def _whole_again(
-        self,
-        output: torch.Tensor,
-        name: str,
-        shape: torch.Size,
-        given: torch.Tensor,
-        share: Streams,
-        gather: bool,
+        self, output: torch.Tensor, name: str, shape: torch.Size, given: torch.Tensor, share: Streams, gather: bool
     ) -> torch.Tensor:
         dim, interval = self.blocks.tokens[name], share.intervals()[0]
         grid = shape[dim : dim + (GRID if name in self.blocks.grids else 1)]
-        length = grid.numel()
         flat = output.flatten(dim, dim + len(grid) - 1)
-        if flat.shape[dim] != interval[1] - interval[0]:
-            raise self._unlike(f"returns {name_argument(output)} as {name} of {interval[1] - interval[0]} tokens")
-        if not gather and _is_same(flat, given.narrow(dim, interval[0], interval[1] - interval[0])):
-            return given.unflatten(dim, grid)  # the block wrote into it (FLUX)
-        if self._split.patch is not None:
-            return self.put_in_place(flat, name, share).unflatten(dim, grid)
-        if not gather:
-            return put(flat, dim, interval, length).unflatten(dim, grid)
-        # As a block's own output is: some networks take views of it.
-        return self._split.gather(flat, dim, length).contiguous().unflatten(dim, grid)
+        if flat.shape[dim] != share.own[0]:
+            raise self._unlike(f"returns {name_argument(output)} as {name} of {share.own[0]} tokens")
+        if not gather and _is_same(flat, take(given, dim, [interval])):
+            whole = given  # the block wrote into it (FLUX)
+        elif self._split.patch is not None:
+            whole = self.put_in_place(flat, name, share)
+        elif not gather:
+            whole = put(flat, dim, interval, share.total)
+        else:  # as a block's own output is: some networks take views of it
+            whole = self._split.gather(flat, dim, share.total).contiguous()
+        return whole.unflatten(dim, grid)
 
     def put_in_place(self, own: torch.Tensor, name: str, share: Streams) -> torch.Tensor:
         """A patch's tokens of a stream among all tokens; behind the last block of a list, those of all ranks."""
-        dim, (span,) = self.blocks.tokens[name], share.spans()
-        interval = share.intervals()[0]
+        dim, (span,), (interval,) = self.blocks.tokens[name], share.spans(), share.intervals()
         if self.last and share.shared[0] and self._split.degree > 1:
             own, interval = self._split.gather(own, dim, span[1] - span[0]), span
         placed = put(own, dim, interval, share.total)

@@ -3,7 +3,7 @@ same numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -87,10 +87,11 @@ class Streams:
     shared: tuple[bool, ...]
 
     @classmethod
-    def share_out(cls, lengths: Sequence[int], mesh: Mesh) -> Streams:
+    def share_out(cls, lengths: Iterable[int], mesh: Mesh) -> Streams:
         """Share out streams over the ranks of a mesh. Pure: all ranks get the same."""
+        lengths = tuple(lengths)
         sizes = tuple(split_sizes(length, mesh.plan.sequence, mesh.speeds) for length in lengths)
-        return cls(tuple(lengths), sizes, mesh.sequence_index, (0,) * len(sizes), (True,) * len(sizes))
+        return cls(lengths, sizes, mesh.sequence_index, (0,) * len(sizes), (True,) * len(sizes))
 
     @property
     def enough(self) -> bool:

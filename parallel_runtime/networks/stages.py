@@ -15,7 +15,7 @@ from torch import nn
 from ..errors import UnsupportedModelError
 from ..said import said
 from .block_arguments import BlockCall
-from .cut_blocks import CutBlock, cannot_be_cut
+from .cut_blocks import CutBlock, can_be_cut
 from .latent_patches import LatentPatch
 from .shares import Streams
 from .tables.blocks import Blocks, Network
@@ -126,7 +126,8 @@ def has_stages(network: nn.Module, data: Network, patch: Sequence[int]) -> bool:
     Args:
         patch: latent positions that a token takes, by the last dims of the latent.
     """
-    known = data.stages and not any(cannot_be_cut(network, blocks) for blocks in data.blocks)
+    lists = ((blocks, network.get_submodule(blocks.path).children()) for blocks in data.blocks)
+    known = data.stages and all(can_be_cut(block, blocks) for blocks, found in lists for block in found)
     return known and len(patch) > 1 and patch[-1] == patch[-2] and set(patch[:-2]) <= {1}
 
 
@@ -207,8 +208,7 @@ class _Edge:
     def _streams(self, args: Any, kwargs: Any) -> tuple[dict[str, torch.Tensor], dict[str, Streams]]:
         call = BlockCall(self._cut.signature, self._blocks.positional, args, kwargs)
         whole = {name: call[name] for name in self._blocks.tokens}
-        lengths = {name: each.shape[self._blocks.tokens[name]] for name, each in whole.items()}
-        streams = self._stage.patch.share_out(self._blocks, lengths, self._split.mesh)
+        streams = self._split.share_out(self._blocks, whole)
         return whole, {name: streams.only(index) for index, name in enumerate(whole)}
 
     def _returned(self, streams: Mapping[str, torch.Tensor]) -> Any:

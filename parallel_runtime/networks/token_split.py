@@ -66,11 +66,12 @@ class TokenSplit:
         """Lists of blocks of which the last has not run: their output is this rank's share still."""
         self.set_mesh(mesh)
 
-    def share_out(self, blocks: Blocks, lengths: Mapping[str, int]) -> Streams:
-        """The tokens of a block that are computed here and now."""
+    def share_out(self, blocks: Blocks, whole: Mapping[str, torch.Tensor]) -> Streams:
+        """The tokens of a block that are computed here and now, of its token arguments."""
+        lengths = {name: each.shape[blocks.tokens[name]] for name, each in whole.items()}
         if self.patch is not None:
             return self.patch.share_out(blocks, lengths, self.mesh)
-        return Streams.share_out(tuple(lengths.values()), self.mesh)
+        return Streams.share_out(lengths.values(), self.mesh)
 
     def set_mesh(self, mesh: Mesh) -> None:
         """Split over another mesh from the next forward on."""

@@ -19,7 +19,7 @@ from ...mesh.mesh import Mesh
 from ...said import said
 from ...streaming.block_stream import BlockStream
 from ..attention_operator import attend_by_kernel
-from ..cut_blocks import cut_blocks, run_blocks, unknown_blocks
+from ..cut_blocks import WholeBlock, cut_blocks, unknown_blocks
 from ..marked_blocks import find_modules
 from ..network import Network
 from ..stages import Stages
@@ -121,7 +121,8 @@ class ParallelTransformer(Network):
             self._compile(transformer, spec.cut)
         cut_blocks(transformer, spec.cut, self._split)
         if not spec.cut:
-            run_blocks(self._blocks, self._split)
+            for block in self._blocks:
+                block.forward = WholeBlock(block, self._split)
         self._record()
         if self.stream is not None:
             self.stream.wrap(self._blocks)
