@@ -102,27 +102,19 @@ class CompiledBlocks:
             self.before_compiling()
         return self.methods.compiling()
 
-    def run(
-        self,
-        forward: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        varying: Varying,
-    ) -> Any:
+    def run(self, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], varying: Varying) -> Any:
         """What stands in `TokenSplit.run_block`."""
         if not self.in_use:
             return forward(*args, **kwargs)
         for layer in self._quantised_in(forward):
             layer.look_inside()
         attended = self._attention.calls
+        # The other ranks went on after an exchange: the pool ends, and does not wait for them a second time. Of a
+        # latent patch attention has kept the keys.
+        alone = self._split.degree == 1 and self._split.patch is None
         return self.methods.call(
-            forward, args, kwargs, varying,
-            # The other ranks went on after an exchange: the pool ends, and does not wait for them a second time. Of a
-            # latent patch attention has kept the keys.
-            may_repeat=lambda: (
-                (self._split.degree == 1 and self._split.patch is None) or self._attention.calls == attended
-            ),
-        )  # fmt: skip
+            forward, args, kwargs, varying, may_repeat=lambda: alone or self._attention.calls == attended
+        )
 
     def _quantised_in(self, forward: Callable[..., Any]) -> Sequence[QuantisedLayer | GgufLayer]:
         block = getattr(forward, "__self__", None)

@@ -68,15 +68,10 @@ class GgufLayer(nn.Module):
 
 def use_gguf_kernels(network: nn.Module) -> None:
     """Have layers of the pack compute by operators of ours."""
-    for module in network.modules():
-        if _is_of_pack(module) and is_on("quantised"):
+    for module in network.modules() if is_on("quantised") else ():
+        of_pack = isinstance(module, nn.Linear) and hasattr(module, "is_ggml_quantized")
+        if of_pack and getattr(module, "dequant_dtype", None) is None:  # its weight is not cast to another type first
             become(module, GgufLayer)
-
-
-def _is_of_pack(module: nn.Module) -> bool:
-    """A linear layer of the pack's, whose weight is not cast to another type first."""
-    is_layer = isinstance(module, nn.Linear) and hasattr(module, "is_ggml_quantized")
-    return is_layer and getattr(module, "dequant_dtype", None) is None
 
 
 def _kind(weight: Any) -> str | None:

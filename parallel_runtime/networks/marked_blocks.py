@@ -10,19 +10,14 @@ from torch import nn
 from ..acceleration.pulse import Pulse
 
 
-def matches(path: str, pattern: str) -> bool:
-    """Whether a module's path ("transformer_blocks.3.attn") is like a pattern ("transformer_blocks.*.attn")."""
-    parts, globs = path.split("."), pattern.split(".")
-    return len(parts) == len(globs) and all(fnmatchcase(part, glob) for part, glob in zip(parts, globs, strict=True))
-
-
 def find_modules(transformer: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Module]:
-    """Return the modules that are like any of the patterns by their paths, as the transformer orders them."""
-    patterns = tuple(patterns)
+    """Return the modules whose paths ("transformer_blocks.3.attn") are like any of the patterns
+    ("transformer_blocks.*.attn"), as the transformer orders them."""
+    wanted = [(pattern, pattern.count(".")) for pattern in patterns]  # a star stands for one name alone
     return {
         path: module
         for path, module in transformer.named_modules()
-        if any(matches(path, pattern) for pattern in patterns)
+        if any(path.count(".") == dots and fnmatchcase(path, pattern) for pattern, dots in wanted)
     }
 
 
@@ -48,7 +43,7 @@ def mark_blocks(transformer: nn.Module, paths: Sequence[str], pulse: Pulse) -> N
     """Let every forward mark its way through the blocks. Their lists stay the modules that they are."""
     found = find_modules(transformer, paths).values()
     block_lists = [blocks for blocks in found if isinstance(blocks, nn.ModuleList)]
-    total = sum(len(blocks) for blocks in block_lists)
+    total = sum(map(len, block_lists))
     for blocks in block_lists:
         blocks.__class__ = _Marked
         assert isinstance(blocks, _Marked)

@@ -60,9 +60,8 @@ class Modulation:
         found: dict[str, list[ReadyLayer]] = {}
         for argument, paths in blocks.modulations.items():
             modules = (find(block, path) for path in paths)
-            own = [become(module, ReadyLayer) for module in modules if hasattr(module, "out_features")]
-            found[argument] = own
-            self._layers.setdefault(argument, []).extend(own)
+            found[argument] = [become(each, ReadyLayer) for each in modules if hasattr(each, "out_features")]
+            self._layers.setdefault(argument, []).extend(found[argument])
         return {argument: own for argument, own in found.items() if own}
 
     def begin(self, mesh: Mesh | None) -> None:
@@ -97,10 +96,8 @@ def compute(value: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) -> No
     layers = [layer for layer in layers if layer.is_plain and _has_type(layer, given.dtype)]
     if not layers:
         return
-    if mesh.sequence is None:
-        outputs = [_own(layer, given) for layer in layers]
-    else:
-        outputs = _in_shares(given, layers, mesh)
+    alone = mesh.sequence is None
+    outputs = [_own(layer, given) for layer in layers] if alone else _in_shares(given, layers, mesh)
     for layer, output in zip(layers, outputs, strict=True):
         ready = output.data  # no view to torch, for which a graph would be another one
         if ready.shape[0] > 1:
@@ -136,8 +133,9 @@ def _in_shares(given: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) ->
     widths = [int(layer.out_features) for layer in layers]  # type: ignore[arg-type]
     assigned = assign(widths, mesh.plan.sequence)
     longest = max(sum(widths[each] for each in own) for own in assigned)
-    outputs = [_own(layers[each], given).flatten() for each in assigned[mesh.sequence_index]]
-    if missing := longest - sum(widths[each] for each in assigned[mesh.sequence_index]):
+    mine = assigned[mesh.sequence_index]
+    outputs = [_own(layers[each], given).flatten() for each in mine]
+    if missing := longest - sum(widths[each] for each in mine):
         outputs.append(given.new_zeros(rows * missing))  # the collective wants equal shares
     collectives = torch.ops._c10d_functional  # what works inside of a CUDA graph
     gathered = collectives.all_gather_into_tensor(torch.cat(outputs), len(assigned), mesh.sequence.group_name)

@@ -140,7 +140,7 @@ class _Emptied:
 
 def hide_quantised(network: nn.Module) -> None:
     """Make graphs of this network's blocks hold operators where layers have quantised weights."""
-    for module in network.modules():
+    for module in network.modules() if is_on("quantised") else ():
         if _computes_quantised(module):
             become(module, QuantisedLayer)
             _hide_activated()
@@ -167,11 +167,8 @@ def _hide_activated() -> None:
 
 
 def _computes_quantised(module: nn.Module) -> bool:
-    if getattr(module, "out_features", None) is None or not is_on("quantised"):
-        return False
-    if rounds_inside(type(module)):
-        return True
-    return any(type(each).__name__ == _QUANTISED for each in module._parameters.values())
+    quantised = any(type(each).__name__ == _QUANTISED for each in module._parameters.values())
+    return getattr(module, "out_features", None) is not None and (quantised or rounds_inside(type(module)))
 
 
 def rounds_inside(kind: Any) -> bool:

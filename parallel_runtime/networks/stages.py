@@ -43,29 +43,23 @@ class StageBlocks:
         self.outputs: dict[int, torch.Tensor] = {}
         """Of blocks by their index, that a block of the second half takes."""
         self._split = split
-        self._taken: list[tuple[nn.Module, CutBlock]] = []
-        found = all_blocks(network, data.blocks)
-        self.count = len(found)
-        for index, block in enumerate(found):
-            cut = block.forward
+        self._cut = [(block, block.forward) for block in all_blocks(network, data.blocks)]
+        for index, (block, cut) in enumerate(self._cut):
             assert isinstance(cut, CutBlock)
             edge = _Edge(index, cut, split, self)
             if index == owned[0] - 1:
-                self._put(block, cut, edge.take_over)
+                block.forward = edge.take_over
             elif not owned[0] <= index < owned[1]:
-                self._put(block, cut, edge.hand_through)
-            elif index == owned[1] - 1 and owned[1] < len(found):
-                self._put(block, cut, edge.run_and_send)
+                block.forward = edge.hand_through
+            elif index == owned[1] - 1 and owned[1] < len(self._cut):
+                block.forward = edge.run_and_send
             elif cut.blocks.skips:
-                self._put(block, cut, edge.run)
+                block.forward = edge.run
 
     def awaited(self, boundary: int) -> list[int]:
         """Blocks before a boundary whose outputs blocks behind it take, but for the last, which is the stream."""
-        return [index for index in range(min(boundary - 1, self.count // 2 - 1)) if self.count - 1 - index >= boundary]
-
-    def _put(self, block: nn.Module, cut: CutBlock, forward: Any) -> None:
-        block.forward = forward
-        self._taken.append((block, cut))
+        count = len(self._cut)
+        return [index for index in range(min(boundary - 1, count // 2 - 1)) if count - 1 - index >= boundary]
 
     def forget(self) -> None:
         """Let go of what a run has left on the device."""
@@ -75,10 +69,8 @@ class StageBlocks:
 
     def undo(self) -> None:
         """Have the network with all its blocks again, as far as they have weights."""
-        for block, cut in self._taken:
+        for block, cut in self._cut:
             block.forward = cut
-        self._taken.clear()
-        self.outputs.clear()
         self._split.patch = None
 
 
@@ -160,18 +152,13 @@ class _Edge:
     def take_over(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the stage before sent, in its place among all tokens."""
         whole, shares = self._streams(args, kwargs)
-        dims = self._blocks.tokens
-        shapes = {
-            name: torch.Size((*each.shape[: dims[name]], shares[name].own[0], *each.shape[dims[name] + 1 :]))
-            for name, each in whole.items()
-        }
-        skips = self._skips(self._index + 1)
-        shapes |= {name: shapes[next(iter(whole))] for name in skips}
+        own = self._own(whole, shares)
         assert self._stage.receive is not None
-        received = self._stage.receive(shapes, next(iter(whole.values())).dtype)
-        for name, output in skips.items():
-            (stream,), interval = whole, shares[next(iter(whole))].intervals()
-            take(output, dims[stream], interval).copy_(received[name])
+        received = self._stage.receive(
+            {name: each.shape for name, each in own.items()}, next(iter(whole.values())).dtype
+        )
+        for name in own.keys() - whole.keys():
+            own[name].copy_(received[name])
         streams = {name: self._cut.put_in_place(received[name], name, shares[name]) for name in whole}
         return self._noted(self._returned(streams))
 
@@ -181,18 +168,13 @@ class _Edge:
         returned = self._cut(*args, **kwargs)
         outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
         by_name = dict(zip(self._blocks.returns, outputs, strict=True))
-        assert self._stage.send is not None
-        dims = self._blocks.tokens
         if any(by_name[name].dtype != whole[name].dtype for name in whole):  # the next stage reckons with that
             raise UnsupportedModelError(
                 said("Blocks of {path} change the type of their tokens, which stages cannot.", path=self._blocks.path),
                 "Set stages to 1.",
             )
-        streams = {name: take(by_name[name], dims[name], shares[name].intervals()) for name in whole}
-        first = next(iter(whole))
-        for name, output in self._skips(self._index + 1).items():
-            streams[name] = take(output, dims[first], shares[first].intervals())
-        self._stage.send(streams)
+        assert self._stage.send is not None
+        self._stage.send(self._own({name: by_name[name] for name in whole}, shares))
         return self._noted(returned)
 
     def _noted(self, returned: Any) -> Any:
@@ -200,10 +182,13 @@ class _Edge:
             self._stage.outputs[self._index] = returned
         return returned
 
-    def _skips(self, boundary: int) -> dict[str, torch.Tensor]:
-        """By their names in messages."""
-        awaited = self._stage.awaited(boundary) if self._blocks.skips else []
-        return {f"skip {index}": self._stage.outputs[index] for index in awaited}
+    def _own(self, whole: Mapping[str, torch.Tensor], shares: Mapping[str, Streams]) -> dict[str, torch.Tensor]:
+        """This rank's tokens of the streams, and of what later blocks take, by their names in messages. Views."""
+        dims, first = self._blocks.tokens, next(iter(whole))
+        own = {name: take(each, dims[name], shares[name].intervals()) for name, each in whole.items()}
+        for index in self._stage.awaited(self._index + 1) if self._blocks.skips else ():
+            own[f"skip {index}"] = take(self._stage.outputs[index], dims[first], shares[first].intervals())
+        return own
 
     def _streams(self, args: Any, kwargs: Any) -> tuple[dict[str, torch.Tensor], dict[str, Streams]]:
         call = BlockCall(self._cut.signature, self._blocks.positional, args, kwargs)

@@ -33,26 +33,22 @@ def use_comfyui(folder: str, options: Mapping[str, Any]) -> None:
             "Install ComfyUI at the same place on every host.",
         )
     with _LOCK:
-        _use(root, options)
-
-
-def _use(root: Path, options: Mapping[str, Any]) -> None:
-    if loaded := sys.modules.get("comfy.cli_args"):
-        if loaded.__file__ is None or Path(loaded.__file__).resolve().parent.parent != root.resolve():
-            raise ConfigurationError(
-                said(
-                    "The workers run with the ComfyUI of {file}, and are asked for that of {root}.",
-                    file=loaded.__file__,
-                    root=root,
-                ),
-                "Restart ComfyUI.",
-            )
-        return
-    # At the end: ComfyUI has a module `nodes`, as this pack has a package of that name.
-    sys.path.append(str(root))
-    code = importlib.import_module("comfy.cli_args")
-    for name, value in options.items():
-        if name == "fast":
-            code.args.fast = {code.PerformanceFeature(each) for each in str(value).split(",") if each}
-        elif hasattr(code.args, name):
-            setattr(code.args, name, value)
+        if loaded := sys.modules.get("comfy.cli_args"):
+            if loaded.__file__ is None or Path(loaded.__file__).resolve().parent.parent != root.resolve():
+                raise ConfigurationError(
+                    said(
+                        "The workers run with the ComfyUI of {file}, and are asked for that of {root}.",
+                        file=loaded.__file__,
+                        root=root,
+                    ),
+                    "Restart ComfyUI.",
+                )
+            return
+        # At the end: ComfyUI has a module `nodes`, as this pack has a package of that name.
+        sys.path.append(str(root))
+        code = importlib.import_module("comfy.cli_args")
+        for name, value in options.items():
+            if name == "fast":
+                code.args.fast = {code.PerformanceFeature(each) for each in str(value).split(",") if each}
+            elif hasattr(code.args, name):
+                setattr(code.args, name, value)

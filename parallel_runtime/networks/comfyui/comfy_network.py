@@ -39,13 +39,7 @@ class ComfyNetwork(Network):
     """
 
     def __init__(
-        self,
-        held: Any,
-        described: Described,
-        latent: Any,
-        attention: str,
-        dtype: torch.dtype,
-        compile: bool = False,
+        self, held: Any, described: Described, latent: Any, attention: str, dtype: torch.dtype, compile: bool = False
     ):
         head_dim, on_gpu, chosen = described.head_dim, held.device.type == "cuda", attention != "auto"
         as_it_is = attention == COMFYUIS
@@ -104,7 +98,7 @@ class ComfyNetwork(Network):
         given = x if shapes is None else comfy.utils.unpack_latents(x, [tuple(shape) for shape in shapes])
         split = self._split
         patched = _patched(arguments)
-        compiles = not patched or _between_blocks(arguments)
+        compiles = not patched or act_between_blocks(arguments["transformer_options"][CARRIED])
         options = self._patches.put_in(arguments.pop("transformer_options", {}))
         options["optimized_attention_override"] = self._attend
         if table is not None:
@@ -141,10 +135,6 @@ class ComfyNetwork(Network):
 
 def _patched(conditioning: Mapping[str, Any]) -> bool:
     return bool(conditioning.get("transformer_options", {}).get(CARRIED))
-
-
-def _between_blocks(conditioning: Mapping[str, Any]) -> bool:
-    return act_between_blocks(conditioning["transformer_options"][CARRIED])
 
 
 def _other_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

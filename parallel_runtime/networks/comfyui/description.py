@@ -53,23 +53,19 @@ def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> D
         size: bytes of its weights.
         latent_dimensions: dims of its latents that are space or time.
     """
-    kind = type(network)
-    known = find_network(kind)
-    title = known.title if known is not None else kind.__name__
-    why = f"The tokens of {title} are not shared out yet."
-    if known is not None and known.whole:
+    known, why = find_network(type(network)), ""
+    title = known.title if known is not None else type(network).__name__
+    if known is None:
+        why = f"The tokens of {title} are not shared out yet."
+    elif known.whole:
         why = f"{title} {known.whole}."
-    elif known is not None and known.blocks:
-        unlike = unknown_blocks(network, known.blocks)
+    elif unlike := unknown_blocks(network, known.blocks):
         why = f"The tokens of {title} are not shared out: this ComfyUI has another version of it, {unlike}."
-        if not unlike:
-            why = ""
-    data = known if known is not None and not why else None
+    data = None if why else known
     patch = patch_of(network, latent_dimensions)
     total = max(1, sum(parameter.numel() for parameter in network.parameters()))
     facts = describe(network, data, title, max(1, round(size / total)), patch)
     together = known is not None and known.rows_together
-    head_dim = facts.width // facts.heads
-    if data is not None and data.head_dim:
-        head_dim = int(attrgetter(data.head_dim)(network))
+    of_head = data.head_dim if data is not None else ""
+    head_dim = int(attrgetter(of_head)(network)) if of_head else facts.width // facts.heads
     return Described(facts, data, why, head_dim, patch, together)

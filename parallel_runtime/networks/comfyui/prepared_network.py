@@ -50,7 +50,9 @@ def ask_the_split(modules: Iterable[str]) -> None:
         for name in names:
             function = vars(module)[name]
             if not hasattr(function, _MARK):
-                setattr(module, name, (_choosing if name == _CHOOSER else _asking)(function))
+                asks = (_choosing if name == _CHOOSER else _asking)(function)
+                setattr(asks, _MARK, True)
+                setattr(module, name, asks)
 
 
 def _asking(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +67,6 @@ def _asking(function: Callable[..., Any]) -> Callable[..., Any]:
             raise ValueError("no attention is set for the split that is running")
         return split.attention(function, *args, **kwargs)
 
-    setattr(attend, _MARK, True)
     return attend
 
 
@@ -74,7 +75,6 @@ def _choosing(choose: Callable[..., Any]) -> Callable[..., Any]:
     def chosen(*args: Any, **kwargs: Any) -> Callable[..., Any]:
         return _asking(choose(*args, **kwargs))
 
-    setattr(chosen, _MARK, True)
     return chosen
 
 
