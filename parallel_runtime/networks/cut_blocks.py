@@ -182,7 +182,8 @@ class CutBlock:
         by_guide = any(is_guide_mask(call[name]) for name in blocks.rows)
         self._own.cut(call, whole, streams, split.joined)
         if inside:
-            call["transformer_options"] = {**options, "patches": over_all_tokens(patches, inside, split)}
+            whole_patches = {name: [over_all_tokens(each, split) for each in patches[name]] for name in inside}
+            call["transformer_options"] = {**options, "patches": {**patches, **whole_patches}}
         by_itself = list(whole).index(blocks.alone) if blocks.alone else None
         first, length = next(iter(whole.values())), streams.lengths[0]
         batch = first.numel() // (length * first.shape[-1])  # tokens may be on the first dim, too

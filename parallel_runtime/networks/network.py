@@ -136,12 +136,8 @@ class Network:
 
     @contextlib.contextmanager
     def _running(self, functions: bool = False, compiles: bool = True) -> Iterator[None]:
-        """What must hold around the network's forward.
-
-        Args:
-            functions: those of nodes act between its blocks.
-            compiles: blocks may run compiled.
-        """
+        """What must hold around the network's forward, in which `functions` of nodes act, and blocks may be compiled
+        where it `compiles`."""
         split = self._split
         split.begin(self._attend, self._run_block if compiles else None, self._peers, functions)
         shares = self._modulates and not functions and self.stages.now is None

@@ -96,9 +96,9 @@ class Stages:
 
     def run_as(self, owned: tuple[int, int] | None) -> None:
         """Run as the stage with these blocks from the next call on; None: with all."""
-        if (None if self.now is None else self.now.owned) == owned:
-            return
         if self.now is not None:
+            if self.now.owned == owned:
+                return
             self.now.undo()
             self.now = None
         if owned is not None:
@@ -135,8 +135,7 @@ class _Edge:
     """One block at the edge of a stage, or beyond it."""
 
     def __init__(self, index: int, cut: CutBlock, split: TokenSplit, stage: StageBlocks):
-        self._index = index
-        self._cut, self._blocks, self._split, self._stage = cut, cut.blocks, split, stage
+        self._index, self._cut, self._blocks, self._split, self._stage = index, cut, cut.blocks, split, stage
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block."""
@@ -154,9 +153,8 @@ class _Edge:
         whole, shares = self._streams(args, kwargs)
         own = self._own(whole, shares)
         assert self._stage.receive is not None
-        received = self._stage.receive(
-            {name: each.shape for name, each in own.items()}, next(iter(whole.values())).dtype
-        )
+        dtype = next(iter(whole.values())).dtype
+        received = self._stage.receive({name: each.shape for name, each in own.items()}, dtype)
         for name in own.keys() - whole.keys():
             own[name].copy_(received[name])
         streams = {name: self._cut.put_in_place(received[name], name, shares[name]) for name in whole}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import is_
 from typing import Any
@@ -86,14 +86,8 @@ class TokenSplit:
         peers: HeadSharing | None,
         functions: bool = False,
     ) -> None:
-        """A forward begins.
-
-        Args:
-            peers: None keeps the exchange of heads on collectives.
-            functions: see the attribute.
-        """
-        self.attention, self.run_block, self.tokens.peers = attention, run_block, peers
-        self.functions = functions
+        """A forward begins; without `peers` the exchange of heads stays on collectives."""
+        self.attention, self.run_block, self.tokens.peers, self.functions = attention, run_block, peers, functions
         self.pending.clear()
         self.joined.clear()
         self._read = []
@@ -124,8 +118,8 @@ class TokenSplit:
         kept: int = 0,
     ) -> Iterator[None]:
         """Inside, attention goes over the tokens of all ranks."""
-        before = self.streams, self.alone, self.gathers_keys, self.kept
         outer, _RUNNING.split = running_split(), self
+        before = self.streams, self.alone, self.gathers_keys, self.kept
         self.streams, self.alone, self.gathers_keys, self.kept = streams, alone, gathers_keys, kept
         self._lay_out(batch, device)
         try:
@@ -184,29 +178,18 @@ def put(share: torch.Tensor, dim: int, interval: tuple[int, int], length: int) -
     return placed
 
 
-def over_all_tokens(patches: Mapping[str, Any], names: Collection[str], split: TokenSplit) -> dict[str, Any]:
-    """The patches, of which those named take and give tensors (B, tokens, ...) of all ranks; each rank computes them.
+def over_all_tokens(patch: Callable[[dict[str, Any]], torch.Tensor], split: TokenSplit) -> Callable[..., torch.Tensor]:
+    """The patch, called with one dict as Wan's are, which takes and gives tensors (B, tokens, ...) of all ranks; each
+    rank computes it."""
 
-    Args:
-        names: of patches that are called with one dict and return a tensor, as Wan's are.
-    """
-    return {
-        name: [_whole(each, split) for each in functions] if name in names else functions
-        for name, functions in patches.items()
-    }
-
-
-def _whole(patch: Callable[[dict[str, Any]], torch.Tensor], split: TokenSplit) -> Callable[..., torch.Tensor]:
     def run(arguments: dict[str, Any]) -> torch.Tensor:
         streams = split.streams
         assert streams is not None
         own = sum(streams.own)
-        whole = {
-            name: split.gather_all(value, 1)
-            if isinstance(value, torch.Tensor) and value.shape[1:2] == (own,)
-            else value
-            for name, value in arguments.items()
-        }
+        whole = dict(arguments)
+        for name, value in arguments.items():
+            if isinstance(value, torch.Tensor) and value.shape[1:2] == (own,):
+                whole[name] = split.gather_all(value, 1)
         with split.outside():
             return take(patch(whole), 1, streams.intervals())
 

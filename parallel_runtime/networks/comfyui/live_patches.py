@@ -57,16 +57,10 @@ class LivePatches:
         put.setdefault(SIGMAS, torch.zeros(1))
         return put
 
-    def forget(self) -> None:
-        """Let go of what patches remember."""
-        self._end(math.inf)
-
-    def _end(self, since: float) -> None:
-        """Let go of objects with numbers below this."""
+    def forget(self, since: float = math.inf) -> None:
+        """Let go of what patches remember whose numbers are below this."""
         for number in [each for each in self._kept if each < since]:
-            live = self._kept.pop(number)
-            if method := getattr(live, _ENDS, None):
-                method()
+            getattr(self._kept.pop(number), _ENDS, lambda: None)()
 
     def _make(self, patch: Patch, made: dict[int, Any]) -> Any:
         if patch.number in made:
@@ -76,9 +70,8 @@ class LivePatches:
             raise RequestError(
                 said("The workers were sent {code}, which no worker may run.", code=patch.code), "Report this."
             )
-        if patch.kept and patch.kept in self._kept:
-            made[patch.number] = self._kept[patch.kept]
-            return made[patch.number]
+        if patch.kept in self._kept:
+            return made.setdefault(patch.number, self._kept[patch.kept])
         values = {name: self._value(value, made) for name, value in patch.values.items() if name in rule.values}
         values |= copy.deepcopy(dict(rule.fresh))
         if rule.between:
@@ -86,7 +79,7 @@ class LivePatches:
         made[patch.number] = live = build(patch.code, rule, values)
         if patch.kept:
             # What another run has left may be gigabytes, and would be taken for this one's.
-            self._end(patch.since)
+            self.forget(patch.since)
             self._kept[patch.kept] = live
         return live
 
@@ -120,17 +113,20 @@ def build(code: str, rule: PatchRule, values: Mapping[str, Any]) -> Any:
     try:
         if rule.uses:
             uses = {name: importlib.import_module(name) for name in rule.uses}
-            return _closure(_code_in(_unimported(module), (owner, *inner)), uses, values, rule.defaults)
-        found = getattr(importlib.import_module(module), owner)
-        if not inner:
-            live = object.__new__(found)
-            live.__dict__.update(values)
-            return live
-        if rule.owner:
-            values = {**values, rule.owner: found}
-        function = getattr(found, inner[0])
-        function = getattr(function, "__func__", function)
-        return _closure(_code_in(function.__code__, inner[1:]), function.__globals__, values, rule.defaults)
+            inside = _code_in(_unimported(module), (owner, *inner))
+        else:
+            found = getattr(importlib.import_module(module), owner)
+            if not inner:
+                live = object.__new__(found)
+                live.__dict__.update(values)
+                return live
+            if rule.owner:
+                values = {**values, rule.owner: found}
+            function = getattr(found, inner[0])
+            function = getattr(function, "__func__", function)
+            uses, inside = function.__globals__, _code_in(function.__code__, inner[1:])
+        cells = tuple(types.CellType(values[variable]) for variable in inside.co_freevars)
+        return types.FunctionType(inside, uses, inside.co_name, rule.defaults, cells)
     except (ImportError, AttributeError, KeyError, StopIteration) as error:
         raise RequestError(
             said(
@@ -160,14 +156,6 @@ def _code_in(code: types.CodeType, path: Sequence[str]) -> types.CodeType:
     return code
 
 
-def _closure(
-    code: types.CodeType, uses: dict[str, Any], values: Mapping[str, Any], defaults: tuple[Any, ...]
-) -> types.FunctionType:
-    """The function of a code over these values."""
-    cells = tuple(types.CellType(values[variable]) for variable in code.co_freevars)
-    return types.FunctionType(code, uses, code.co_name, defaults, cells)
-
-
 _ONE = ("sampler_cfg_function", "sampler_calc_cond_batch_function", "denoise_mask_function")
 _SEVERAL = ("sampler_pre_cfg_function", "sampler_post_cfg_function", AROUND_GUIDER)
 
@@ -186,7 +174,7 @@ def make_guidance(functions: Sequence[Guidance], sampling: Any) -> dict[str, Any
     made: dict[str, Any] = {}
     for each in functions:
         rule = guidance_rule_of(each.code)
-        inside = {} if rule is None else {name: str(each.values.get(name)) for name in rule.functions}
+        inside = {name: str(each.values.get(name)) for name in rule.functions} if rule is not None else {}
         if rule is None or each.place not in (*_ONE, *_SEVERAL) or not all(map(rule_of, inside.values())):
             raise RequestError(
                 said("The workers were sent {code}, which no worker may run.", code=each.code), "Report this."
