@@ -25,8 +25,8 @@ FUNCTIONS = "comfy.ldm.modules.attention"
 _UNNAMED = {"transformer_options", "_inside_attn_wrapper"}
 """Arguments of a call that are not about the attention itself."""
 
-Attention = Callable[..., torch.Tensor]
-OverPeers = Callable[..., torch.Tensor | None]
+Parts = list[torch.Tensor]
+"""As `attend_over_peers` gets them."""
 _NOW = threading.local()
 
 
@@ -50,14 +50,8 @@ TRACED = Traced()
 
 
 @contextmanager
-def attending(attention: Attention, over_peers: OverPeers | None = None) -> Iterator[None]:
-    """Inside, in this thread, operators of compiled blocks attend so.
-
-    Args:
-        attention: (function, where, q, k, v, ...) as ComfyUI's override gets them, with the name of a submodule's kind.
-        over_peers: (queries, keys, values, norms, eps, beside, scale) as `attend_over_peers` gets them; gives None
-            where this attention does not go over peer memory.
-    """
+def attending(attention: Callable[..., torch.Tensor], over_peers: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Inside, in this thread, operators of compiled blocks attend so; see `BlockAttention.at` and `over_peers`."""
     with replaced(_NOW, "attention", attention), replaced(_NOW, "over_peers", over_peers):
         yield
 
@@ -149,11 +143,8 @@ def block_attention(
     low_precision: bool,
     after: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What the thread's attention gives, token by token in memory, and no view of an argument.
-
-    Args:
-        after: not read; what has to be there before.
-    """
+    """What the thread's attention gives, token by token in memory, and no view of an argument; `after` is not read, but
+    has to be there before."""
     named: dict[str, Any] = {"scale": scale} if scale is not None else {}
     if gqa:
         named["enable_gqa"] = True
@@ -181,12 +172,12 @@ def _(q, k, v, heads, mask, function, where, precision, skip_reshape, skip_outpu
     " str function, ScalarType? precision, float? scale, bool low_precision) -> Tensor",
 )
 def block_attention_of_parts(
-    queries: list[torch.Tensor],
-    keys: list[torch.Tensor],
-    values: list[torch.Tensor],
-    norms: list[torch.Tensor],
+    queries: Parts,
+    keys: Parts,
+    values: Parts,
+    norms: Parts,
     eps: float,
-    beside: list[torch.Tensor],
+    beside: Parts,
     heads: int,
     function: str,
     precision: torch.dtype | None,
@@ -195,8 +186,8 @@ def block_attention_of_parts(
 ) -> torch.Tensor:
     """The same with the norms and the rotary embedding before it, and with what a block makes of it.
 
-    Passes make it (acceleration/attention_pass.py). What of it is one kernel, or goes on while tensors
-    travel, is decided where it runs, by what the ranks are: see `attend_over_peers` for the arguments.
+    Passes make it (acceleration/attention_pass.py). What of it is one kernel, or goes on while tensors travel, is
+    decided where it runs, by what the ranks are: see `attend_over_peers` for the arguments.
 
     Returns:
         Attended values (batch, tokens, heads * head dim); with `beside` the last layer's (batch, tokens, width).
@@ -220,7 +211,7 @@ def block_attention_of_parts(
 
 
 @shapes_of(block_attention_of_parts)
-def _(queries: list[torch.Tensor], keys: Any, values: Any, norms: Any, eps: float, beside: Any, *more: Any) -> Any:
+def _(queries, keys, values, norms, eps, beside, *more):
     if beside:
         return beside[0].new_empty((*beside[0].shape[:-1], beside[3].shape[0]))
     batch, _, heads, head_dim = queries[0].shape

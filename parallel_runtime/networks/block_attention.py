@@ -14,7 +14,7 @@ from ..attention.kernels import AttentionKernel
 from ..errors import UnsupportedModelError
 from ..exchange.peer_memory import PeerBuffers
 from ..switches import is_on
-from .attention_operator import the_kernel, through_operator
+from .attention_operator import Parts, the_kernel, through_operator
 from .shares import join_both
 from .token_split import TokenSplit, take
 
@@ -95,30 +95,17 @@ class BlockAttention:
         """That compiled blocks have made."""
 
     def at(self, function: Callable[..., torch.Tensor], where: str, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """What a compiled block calls.
-
-        Args:
-            where: "cross" or "gathers" where that field of the block's data names the submodule that is running.
-        """
+        """What a compiled block calls, `where` "cross" or "gathers" where that field of the block's data names the
+        submodule that is running; the others as ComfyUI's override gets them."""
         self.calls += 1
         with {"cross": self._split.outside, "gathers": self._split.gathering}.get(where, nullcontext)():
             return self(function, *args, **kwargs)
 
     def over_peers(
-        self,
-        queries: list[torch.Tensor],
-        keys: list[torch.Tensor],
-        values: list[torch.Tensor],
-        norms: list[torch.Tensor],
-        eps: float,
-        beside: list[torch.Tensor],
-        scale: float | None,
+        self, queries: Parts, keys: Parts, values: Parts, norms: Parts, eps: float, beside: Parts, scale: float | None
     ) -> torch.Tensor | None:
-        """What a compiled block calls first; see `attend_over_peers`. None where heads go another way, or nowhere.
-
-        Returns:
-            (batch, own tokens, width).
-        """
+        """What a compiled block calls first; see `attend_over_peers`. (batch, own tokens, width); None where heads go
+        another way, or nowhere."""
         split, tokens = self._split, self._split.tokens
         if split.streams is None or split.alone is not None or split.whole_queries or split.gathers_keys or split.kept:
             return None

@@ -56,10 +56,8 @@ class CompiledBlocks:
         self._apart = 0
 
     def rows_go_apart(self, rows: int, begins: bool) -> bool:
-        """A forward of so many rows comes; whether they go one by one.
-
-        They do where the graphs of one row are made and those of several are not, until that has been so often that
-        they pay.
+        """A forward of so many rows comes; whether they go one by one: where the graphs of one row are made and those
+        of several are not, until that has been so often that they pay.
 
         Args:
             begins: a run does. In the middle of one the ranks do not vote on what fails: there it stays as it is.
@@ -80,13 +78,8 @@ class CompiledBlocks:
         return {_ROOM: self.methods.room}
 
     def go_on(self, agreed: Mapping[str, int]) -> None:
-        """Run a request's blocks compiled, or as they are where some rank has too many graphs already.
-
-        The results are equal up to rounding.
-
-        Args:
-            agreed: the least of all ranks' `offers`.
-        """
+        """Run a request's blocks compiled, or, equal up to rounding, as they are where some rank has too many graphs
+        already: by the least of all ranks' `offers`."""
         if _ROOM not in agreed:  # a call that repeats goes on as it began
             return
         if self.in_use and agreed[_ROOM] <= 0:

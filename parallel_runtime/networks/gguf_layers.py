@@ -96,21 +96,19 @@ def _scheme(layer: Any, kind: Any) -> str:
 
 
 @functools.cache
-def _has_kernel(device: str, kind: str) -> bool:
+def _kernel(device: str, kind: str) -> Callable[..., torch.Tensor] | None:
     if device != "cuda":
-        return False
-    from .gguf_kernel import LAYOUTS
+        return None
+    from .gguf_kernel import LAYOUTS, dequantise
 
-    return kind in LAYOUTS
+    return dequantise if kind in LAYOUTS else None
 
 
 @operators.operator("gguf_weight", "(Tensor stored, str scheme, int rows, int columns, ScalarType dtype) -> Tensor")
 def gguf_weight(stored: torch.Tensor, scheme: str, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """The numbers of a weight, (rows, columns), as the pack makes them: in float16, then of the type."""
     kind = scheme.rpartition(":")[2]
-    if _has_kernel(stored.device.type, kind):
-        from .gguf_kernel import dequantise
-
+    if (dequantise := _kernel(stored.device.type, kind)) is not None:
         return dequantise(stored, kind, rows, columns, dtype)
     return _FUNCTIONS[scheme](stored, (rows, columns)).to(dtype).contiguous()
 

@@ -83,14 +83,8 @@ class LatentPatch:
         self._tokens, self._keeps = 0, False
 
     def begin(self, call: int, patch: Patch | None, tokens: int, keeps: bool) -> None:
-        """A forward begins.
-
-        Args:
-            call: which of a step's forwards; each has keys of its own.
-            patch: None where it computes all tokens.
-            tokens: of the latent.
-            keeps: keys and values, for patches.
-        """
+        """A forward begins, which computes a patch, or with None all tokens; the latent has so many, and each of a
+        step's calls keys of its own, which it keeps for patches where it `keeps` any."""
         self._layers = self._kept.setdefault(call, [])
         if patch is None:
             self._layers.clear()
@@ -127,28 +121,26 @@ class LatentPatch:
                     "Set stages to 1.",
                 )
         self._latent = list(lengths).index(blocks.latent)
-        shared = tuple(name == blocks.latent for name in lengths)
         degree = mesh.plan.sequence
+        shared = tuple(name == blocks.latent for name in lengths)
         starts, sizes = [], []
         for length, latent in zip(lengths.values(), shared, strict=True):
-            start, stop = self._rows(length) if latent else self._text(length)
+            start, stop = self._span(length, latent)
             starts.append(start)
             sizes.append(split_sizes(stop - start, degree, mesh.speeds) if latent else (stop - start,) * degree)
         return Streams(tuple(lengths.values()), tuple(sizes), mesh.sequence_index, tuple(starts), shared)
 
-    def _rows(self, length: int) -> tuple[int, int]:
-        """Of the latent's stream; what stands before its tokens comes with the first patch, what stands behind them
-        with the last."""
+    def _span(self, length: int, latent: bool) -> tuple[int, int]:
+        """What the patch has of a stream: of the latent's its rows, what stands before them with the first patch, and
+        what stands behind with the last. Of another all with the first, and then a token that nothing becomes of, as
+        blocks take no empty stream."""
         patch, before = self._patch, length - self._image
         if patch is None:
             return 0, length
+        if not latent:
+            return 0, length if patch.has_text else min(1, length)
         start = before + patch.tokens[0] if patch.index else 0
         return start, length if patch.tokens[1] == self._tokens else before + patch.tokens[1]
-
-    def _text(self, length: int) -> tuple[int, int]:
-        """Of another stream, all with the first patch; then a token that nothing becomes of, as blocks take no empty
-        stream."""
-        return (0, length) if self._patch is None or self._patch.has_text else (0, min(1, length))
 
     def whole(
         self, key: torch.Tensor, value: torch.Tensor, dim: int, streams: Streams, gather: Gather

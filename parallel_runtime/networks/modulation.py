@@ -121,12 +121,9 @@ def assign(sizes: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def _in_shares(given: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) -> list[torch.Tensor]:
-    """The outputs of all layers, of which each rank computes some. Collective over the sequence group.
+    """The outputs of all layers for (..., width), of which each rank computes some. Collective over the sequence group.
 
     Each is contiguous, wherever it lies: for other strides torch.compile would make another graph.
-
-    Args:
-        given: (..., width), what all layers get.
     """
     assert mesh.sequence is not None
     rows = given.numel() // given.shape[-1]

@@ -159,12 +159,8 @@ class Network:
         return offer_history(ranks, recorded) | graphs
 
     def go_on(self, agreed: Mapping[str, int], before_compiling: Callable[[], None]) -> None:
-        """Use recordings over the mesh at hand, and graphs, as all ranks can; before a request's first forward.
-
-        Args:
-            agreed: of all ranks' `offers`.
-            before_compiling: called once, before the first forward that may compile.
-        """
+        """Use recordings over the mesh at hand, and graphs, as all ranks can by what all of them `offer`; before a
+        request's first forward. `before_compiling` is called once, before the first that may compile."""
         history = agreed_history(self.mesh.sequence_ranks, agreed)
         if self._recorded is not None and history is not None:
             self._recorded.go_on(self.mesh.sequence_ranks, history)

@@ -100,15 +100,11 @@ class QuantisedLayer(nn.Module):
 
     def _rounds_alone(self, parameters: Any) -> bool:
         weight = parameters.get("weight")
-        scales = (getattr(self, name, None) for name in ("input_scale", "pre_quant_scale"))
-        return (
-            type(weight).__name__ == _QUANTISED
-            and weight._layout_cls == _FLOAT8
-            and getattr(self, "layout_type", None) == _FLOAT8
-            and not getattr(self, "_full_precision_mm", True)
-            and not getattr(self, "comfy_force_cast_weights", False)
-            and all(scale is None for scale in scales)
-        )
+        if type(weight).__name__ != _QUANTISED or not weight._layout_cls == getattr(self, "layout_type", "") == _FLOAT8:
+            return False
+        if getattr(self, "_full_precision_mm", True) or getattr(self, "comfy_force_cast_weights", False):
+            return False
+        return all(getattr(self, name, None) is None for name in ("input_scale", "pre_quant_scale"))
 
 
 class _Emptied:
@@ -141,7 +137,8 @@ class _Emptied:
 def hide_quantised(network: nn.Module) -> None:
     """Make graphs of this network's blocks hold operators where layers have quantised weights."""
     for module in network.modules() if is_on("quantised") else ():
-        if _computes_quantised(module):
+        quantised = any(type(each).__name__ == _QUANTISED for each in module._parameters.values())
+        if getattr(module, "out_features", None) is not None and (quantised or rounds_inside(type(module))):
             become(module, QuantisedLayer)
             _hide_activated()
 
@@ -164,11 +161,6 @@ def _hide_activated() -> None:
             return output
 
         comfy.ops.linear_input_act = linear_input_act
-
-
-def _computes_quantised(module: nn.Module) -> bool:
-    quantised = any(type(each).__name__ == _QUANTISED for each in module._parameters.values())
-    return getattr(module, "out_features", None) is not None and (quantised or rounds_inside(type(module)))
 
 
 def rounds_inside(kind: Any) -> bool:

@@ -93,11 +93,9 @@ class ComfyNetwork(Network):
         arguments = dict(conditioning)
         self._held.own_cache.same_objects(self._held.network, arguments)
         shapes = arguments.pop(LATENT_SHAPES, None)
-        table = arguments.pop(RUN_SIGMAS, None)
-        in_loop = arguments.pop(IN_LOOP, False)
+        table, in_loop = arguments.pop(RUN_SIGMAS, None), arguments.pop(IN_LOOP, False)
         given = x if shapes is None else comfy.utils.unpack_latents(x, [tuple(shape) for shape in shapes])
-        split = self._split
-        patched = _patched(arguments)
+        split, patched = self._split, _patched(arguments)
         compiles = not patched or act_between_blocks(arguments["transformer_options"][CARRIED])
         options = self._patches.put_in(arguments.pop("transformer_options", {}))
         options["optimized_attention_override"] = self._attend

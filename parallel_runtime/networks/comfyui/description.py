@@ -27,7 +27,7 @@ def patch_of(network: torch.nn.Module, dims: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Described:
-    """What is known of a network before its weights are read.
+    """What is known of it.
 
     Args:
         data: how ranks share out its tokens; None where they share out the batch alone.

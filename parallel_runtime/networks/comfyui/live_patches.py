@@ -161,12 +161,9 @@ _SEVERAL = ("sampler_pre_cfg_function", "sampler_post_cfg_function", AROUND_GUID
 
 
 def make_guidance(functions: Sequence[Guidance], sampling: Any) -> dict[str, Any]:
-    """Entries of ComfyUI's `model_options`.
+    """Entries of ComfyUI's `model_options`, of which those that read it have ComfyUI's model sampling.
 
     What a function has the network do inside stays data there, as it comes with a conditioning.
-
-    Args:
-        sampling: ComfyUI's model sampling.
 
     Raises:
         RequestError: a function that this ComfyUI does not have, or that no rank may run.

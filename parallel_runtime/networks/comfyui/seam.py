@@ -28,18 +28,14 @@ IN_LOOP = "in_loop"
 def enter(
     network: nn.Module, x: Any, timestep: torch.Tensor, arguments: Mapping[str, Any], in_loop: bool = False
 ) -> Any:
-    """Call the network at the seam.
+    """Call the network at the seam, `in_loop` with what it does around it.
 
     Args:
         arguments: without those that are None, which some networks want to be told.
-        in_loop: with what the network does around it.
     """
     method = getattr(network, "forward" if in_loop else seam_of(network))
-    required = [
-        name
-        for name, parameter in inspect.signature(method).parameters.items()
-        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
+    taken = inspect.signature(method).parameters.values()
+    required = [each.name for each in taken if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
     return method(x, timestep, **{**dict.fromkeys(required[2:]), **arguments})
 
 
