@@ -161,7 +161,9 @@ class BlockAttention:
             raise ValueError(
                 f"attention over {q.shape[dim]} queries and {k.shape[dim]} keys, where this rank has {own} tokens"
             )
-        mask = asked.mask = _as_four(mask)
+        if mask is not None and mask.ndim < 4:  # to (B or 1, heads or 1, queries or 1, keys)
+            mask = mask[None, None] if mask.ndim == 2 else mask[:, None]
+        asked.mask = mask
         if split.patch is not None:
             if pieces or (mask is not None and (mask.shape[2] > 1 or mask.shape[3] != streams.total)):
                 raise UnsupportedModelError(
@@ -228,10 +230,3 @@ class BlockAttention:
             return asked.q  # of a piece, this rank has nothing
         asked.k, asked.v, asked.mask = *split.gathered[2:], mask
         return asked.own()
-
-
-def _as_four(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """A mask as ComfyUI's attention takes it, as (B or 1, heads or 1, queries or 1, keys)."""
-    if mask is None or mask.ndim == 4:
-        return mask
-    return mask[None, None] if mask.ndim == 2 else mask[:, None]

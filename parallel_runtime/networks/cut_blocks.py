@@ -139,8 +139,8 @@ class CutBlock:
 
     def __init__(self, block: nn.Module, blocks: Blocks, split: TokenSplit, last: bool):
         self._forward = block.forward
-        several = blocks.alone or blocks.gathers
-        if several and (function := getattr(block.forward, "__func__", None)) is not None:
+        function = getattr(block.forward, "__func__", None)
+        if function is not None and (blocks.alone or blocks.gathers):  # several exchanges
             self._forward = MethodType(in_order(function), block)
         self.signature = inspect.signature(block.forward)
         self.blocks = blocks

@@ -93,7 +93,9 @@ class Modulation:
 def compute(value: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) -> None:
     """Make layers ready that get SiLU of a tensor (rows, ..., width). Collective over the sequence group."""
     given = F.silu(value)
-    layers = [layer for layer in layers if layer.is_plain and _has_type(layer, given.dtype)]
+    # A weight that is cast first (a file of plain float8) is read once by a compiled block, and cast before by what is
+    # outside of one: 93.0 instead of 89.5 ms in Qwen-Image on two H200s.
+    layers = [layer for layer in layers if layer.is_plain and layer.weight.dtype == given.dtype]
     if not layers:
         return
     alone = mesh.sequence is None
@@ -144,13 +146,6 @@ def _in_shares(given: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) ->
             found[each] = share[start : start + rows * widths[each]].view(*given.shape[:-1], widths[each])
             start += rows * widths[each]
     return [found[each] for each in range(len(widths))]
-
-
-def _has_type(layer: ReadyLayer, dtype: torch.dtype) -> bool:
-    """Whether its products need no cast of the weight. Of one that does (a file of plain float8), a compiled block
-    reads the weight once, and what is outside of it casts it first: 93.0 instead of 89.5 ms in Qwen-Image on two H200s.
-    """
-    return bool(layer.weight.dtype == dtype)
 
 
 def forget(layers: Sequence[ReadyLayer]) -> None:

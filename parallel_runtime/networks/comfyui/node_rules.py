@@ -69,9 +69,7 @@ PATCH_RULES: Mapping[str, PatchRule] = {
         "FluxKVCache", fresh={"cache": {}}, together=True, remembers=True
     ),
     "comfy_extras.nodes_flux:FluxKVCache.model_input_patch": PatchRule("FluxKVCache", ("input_patch_obj",)),
-    f"{_MODEL_PATCH}:DiffSynthCnetPatch": PatchRule(
-        "QwenImageDiffsynthControlnet", _ENCODED, encodes=True
-    ),
+    f"{_MODEL_PATCH}:DiffSynthCnetPatch": PatchRule("QwenImageDiffsynthControlnet", _ENCODED, encodes=True),
     f"{_MODEL_PATCH}:ZImageControlPatch": PatchRule(
         "ZImageFunControlnet", (*_ENCODED, "is_inpaint"), fresh={"temp_data": None}, encodes=True
     ),

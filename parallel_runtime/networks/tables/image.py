@@ -166,9 +166,7 @@ IMAGE: Mapping[str, Network] = {
     "comfy.ldm.lumina.model:NextDiTPixelSpace": Network("Z-Image in pixels", _LUMINA, heads="n_heads"),
     "comfy.ldm.krea2.model:SingleStreamDiT": Network("Krea 2", (_KREA_2,), heads="heads"),
     "comfy.ldm.anima.model:Anima": Network("Anima", (PREDICT_2,)),
-    "comfy.ldm.hidream.model:HiDreamImageTransformer2DModel": Network(
-        "HiDream", _HIDREAM, heads="num_attention_heads"
-    ),
+    "comfy.ldm.hidream.model:HiDreamImageTransformer2DModel": Network("HiDream", _HIDREAM, heads="num_attention_heads"),
     "comfy.ldm.hidream_o1.model:HiDreamO1Transformer": Network(
         "HiDream O1", (_HIDREAM_O1,), heads="language_model.layers.0.self_attn.num_heads", clears="clear_kv_cache",
         by_object=("ref_pixel_values",),
@@ -189,9 +187,7 @@ IMAGE: Mapping[str, Network] = {
     "comfy.ldm.joyimage.model:JoyImageTransformer3DModel": Network(
         "JoyImage", (_JOY,), heads="double_blocks.0.attn.num_attention_heads", stages=True
     ),
-    "comfy.ldm.lens.model:LensTransformer2DModel": Network(
-        "Lens", (_LENS,), heads="transformer_blocks.0.attn.heads"
-    ),
+    "comfy.ldm.lens.model:LensTransformer2DModel": Network("Lens", (_LENS,), heads="transformer_blocks.0.attn.heads"),
     "comfy.ldm.modules.diffusionmodules.mmdit:OpenAISignatureMMDITWrapper": Network(
         "Stable Diffusion 3 and 3.5", (_SD3,), heads="joint_blocks.0.x_block.attn.num_heads", stages=True
     ),
