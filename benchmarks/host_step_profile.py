@@ -220,7 +220,7 @@ def measure(family: HostFamily, mesh: Mesh, device: torch.device, options: argpa
 
 def _refused(network: ComfyNetwork | None) -> str:
     """Blocks that run as they are though they were to be compiled, in words."""
-    owner = getattr(network._run_block, "__self__", None) if network is not None else None
+    owner = network._compiled if network is not None else None
     refused = owner.methods.refused if owner is not None else {}
     return "".join(f"; {each.__qualname__} not compiled: {why[:160]}" for each, why in refused.items())
 

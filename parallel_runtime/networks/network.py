@@ -21,7 +21,7 @@ from .attention_operator import attending
 from .block_attention import BlockAttention, Suited
 from .stages import Stages
 from .tables.blocks import Blocks
-from .token_split import RunBlock, TokenSplit
+from .token_split import TokenSplit
 
 if TYPE_CHECKING:
     from .compiled_blocks import CompiledBlocks
@@ -67,7 +67,6 @@ class Network:
         self._peers = heads if is_on("peers") and heads.head_dim * heads.dtype.itemsize % _WORD == 0 else None
         # Of weights that come block by block, those of modulation layers would be read before they are there.
         self._modulates = stream is None and is_on("modulation")
-        self._run_block: RunBlock | None = None
         self._compiled: CompiledBlocks | None = None
         self._recorded: RecordedForward | None = None
         self._runs_in_a_ring = False
@@ -78,7 +77,6 @@ class Network:
 
         numbers = sorted({each for blocks in lists for each in {*blocks.segments, *blocks.border} - set(blocks.sorts)})
         self._compiled = CompiledBlocks(network, self._split, self._attend, numbers)
-        self._run_block = self._compiled.run
 
     def _record(self, probe: Any = None) -> None:
         """Have forwards that repeat become CUDA graphs, on a GPU; see `RecordedForward`."""
@@ -138,15 +136,15 @@ class Network:
     def _running(self, functions: bool = False, compiles: bool = True) -> Iterator[None]:
         """What must hold around the network's forward, in which `functions` of nodes act, and blocks may be compiled
         where it `compiles`."""
-        split = self._split
-        split.begin(self._attend, self._run_block if compiles else None, self._peers, functions)
+        split, compiled = self._split, self._compiled if compiles else None
+        split.begin(self._attend, None if compiled is None else compiled.run, self._peers, functions)
         shares = self._modulates and not functions and self.stages.now is None
         split.modulation.begin(self.mesh if shares else None)
         with contextlib.ExitStack() as held:
             held.callback(split.end)
             held.enter_context(attending(self._attend.at, self._attend.over_peers))
-            if self._compiled is not None and compiles:
-                held.enter_context(self._compiled.around_forward())
+            if compiled is not None:
+                held.enter_context(compiled.around_forward())
             if self.stream is not None:
                 held.enter_context(self.stream.forward())
             yield

@@ -38,7 +38,7 @@ class TokenSplit:
         """The tokens of a stage's forward; None where there are no stages."""
         self.streams: Streams | None = None
         self.attention: Callable[..., torch.Tensor] | None = None
-        """What attends over the tokens of all ranks (attention.py)."""
+        """What attends over the tokens of all ranks (block_attention.py)."""
         self.alone: int | None = None
         """A stream over which the running block attends without the others, too."""
         self.gathers_keys = False

@@ -77,7 +77,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
                 scale = calls[0].abs().max()
                 differences[f"{ranks}, {each}"] = max(float((call - calls[0]).abs().max() / scale) for call in calls)
             attended[ranks] = compiled._attend.calls - before
-        cut = compiled._run_block.__self__  # type: ignore[union-attr]
+        cut = compiled._compiled  # type: ignore[union-attr]
         found["refused"][name] = {each.__qualname__: why for each, why in cut.methods.refused.items()}
         found["graphs"][name] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         dist.barrier()
@@ -153,7 +153,7 @@ def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     eager = functools.partial(compiled_blocks.CompiledBlocks, backend="eager")
     with mock.patch.object(compiled_blocks, "CompiledBlocks", eager):
         compiled = ComfyNetwork(held, described, None, "auto", torch.float32, compile=True)
-    methods = compiled._run_block.__self__.methods  # type: ignore[union-attr]
+    methods = compiled._compiled.methods  # type: ignore[union-attr]
     skip = Patch("comfy_extras.nodes_slg:SkipLayerGuidanceDiT.execute.<locals>.skip", 0)
     nag = "comfy_extras.nodes_nag:NAGuidance.execute.<locals>.nag_attention_output_patch"
     told = Patch(nag, 1, values={"nag_scale": 2.0, "nag_alpha": 0.5, "nag_tau": 1.5})

@@ -61,7 +61,7 @@ def graphs(rank: int, world_size: int, comfyui: str, names: list[str], unlike: d
             if what not in unlike.get(name, ()):
                 run_call(network, mesh, call)
                 found[name][what] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        assert not network._run_block.__self__.methods.refused  # type: ignore[union-attr]
+        assert not network._compiled.methods.refused  # type: ignore[union-attr]
     return found
 
 
@@ -103,7 +103,7 @@ def rows_apart(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
         call = Call(given["x"], given["timestep"], Conditioning(others))
         with mock.patch.object(comfy_network, "enter", enter_forward):
             output, expected = (Predictor(each, single_rank_mesh())([call])[0] for each in (compiled, plain))
-        again = compiled._run_block.__self__.rows_go_apart  # type: ignore[union-attr]
+        again = compiled._compiled.rows_go_apart  # type: ignore[union-attr]
         found["middle"] = [*found.get("middle", ()), again(2, begins=False)]
         found["graphs"].append(torch._dynamo.utils.counters["stats"]["unique_graphs"] - before)
         found["differences"].append(float((output - expected).abs().max() / expected.abs().max()))
