@@ -17,7 +17,7 @@ from .files import Identity, find_files, identity
 from .folder import read_json
 from .header import TensorInfo, read_header
 from .paths import expand
-from .reading import STORED, Place
+from .reading import STORED
 
 _QUANTISED_ENDINGS = (".comfy_quant", ".weight_scale", ".scale_weight", ".weight_scale_2", ".absmax", ".quant_map")
 _DTYPE_NAMES = {"F8_E4M3": "fp8", "F8_E5M2": "fp8", "I8": "int8", "U8": "packed 4 or 8 bit"}
@@ -31,8 +31,7 @@ class Checkpoint:
         path: as asked for.
         spec: its family.
         config: arguments of the diffusers class that its config.json gives; the class has defaults for others.
-        header: tensor name -> shape and dtype.
-        places: tensor name -> where it lies, for the names of `header`.
+        header: its tensors by name.
         identity: see `files.identity`, taken before the headers were read.
     """
 
@@ -40,7 +39,6 @@ class Checkpoint:
     spec: ModelSpec
     config: Mapping[str, Any]
     header: Mapping[str, TensorInfo]
-    places: Mapping[str, Place]
     identity: Identity
 
 
@@ -59,15 +57,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             "Give ComfyUI's folder, or the folder that diffusers saved.",
         )
     stamp = identity(path)  # before reading: a file replaced from here on will not look like this one
-    contents = [(file, read_header(file)) for file in files]
-    tensors = {
-        key: (file, content.starts[key], info) for file, content in contents for key, info in content.tensors.items()
-    }
-    header = {key: info for key, (_, _, info) in tensors.items()}
+    contents = [read_header(file) for file in files]
+    header = {key: info for content in contents for key, info in content.tensors.items()}
     spec, config = _match_folder(path, config_file, header)
-    _refuse_quantised(path, header, contents[0][1].metadata)
-    places = {key: Place(file, start, STORED[info.dtype]) for key, (file, start, info) in tensors.items()}
-    return Checkpoint(path, spec, config, header, places, stamp)
+    _refuse_quantised(path, header, contents[0].metadata)
+    return Checkpoint(path, spec, config, header, stamp)
 
 
 def _match_folder(path: Path, config_file: Path, header: Mapping[str, TensorInfo]) -> tuple[ModelSpec, dict[str, Any]]:
@@ -75,12 +69,12 @@ def _match_folder(path: Path, config_file: Path, header: Mapping[str, TensorInfo
     written = read_json(config_file)
     name = written.get("_class_name")
     if name is None:
-        raise unsupported(path, f"{name_contents(header)} (its config.json names no diffusers class)")
+        raise _unsupported(path, f"{name_contents(header)} (its config.json names no diffusers class)")
     spec = next((spec for spec in MODELS if name in (spec.transformer_class, spec.former_class)), None)
     if spec is None:
-        raise unsupported(path, f"a diffusers folder of {name}")
+        raise _unsupported(path, f"a diffusers folder of {name}")
     if not spec.belongs(written):
-        raise unsupported(path, f"a diffusers folder of {name} that is not {spec.title}")
+        raise _unsupported(path, f"a diffusers folder of {name} that is not {spec.title}")
     if written.get("quantization_config"):
         raise _quantised(path, f"has a quantization_config in {config_file.name}")
     given = {key: value for key, value in written.items() if not key.startswith("_") and key not in spec.ignores}
@@ -99,13 +93,11 @@ def _refuse_quantised(path: Path, header: Mapping[str, TensorInfo], metadata: Ma
 
 
 def _quantised(path: Path, why: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        said("{path} {why}.", path=path, why=why),
-        "Use the bf16, fp16 or fp32 weights of this model.",
-    )
+    fix = "Use the bf16, fp16 or fp32 weights of this model."
+    return UnsupportedModelError(said("{path} {why}.", path=path, why=why), fix)
 
 
-def unsupported(path: object, what: str) -> UnsupportedModelError:
+def _unsupported(path: Path, what: str) -> UnsupportedModelError:
     """The error for a sound file that is no transformer of ours."""
     names = ", ".join(f"{spec.title} ({spec.transformer_class})" for spec in MODELS)
     return UnsupportedModelError(

@@ -17,6 +17,12 @@ _LARGEST = 1_000_000
 _LARGEST_SIZE = 4096
 """Of a picture or a table of positions, whose side it is: memory goes by its square."""
 _MOST_VALUES = 1000
+_LARGEST_INDEX = 1023
+"""In the name of a tensor: of a block, or of one of its experts."""
+_DIGITS = 9
+"""A longer number is no index to anybody who counts from zero."""
+_COUNTED = ("layers", "blocks", "depth")
+_FIX = "Download the folder again."
 
 
 def check_config(path: Path, config: Mapping[str, Any], tensors: int) -> None:
@@ -35,11 +41,9 @@ def check_config(path: Path, config: Mapping[str, Any], tensors: int) -> None:
             said("{path} holds {values} values, which is no model's config.", path=path, values=len(values)), _FIX
         )
     for name, value in values:
-        most = _LARGEST
+        most = _LARGEST_SIZE if "size" in name else _LARGEST
         if "layers" in name:
             most = min(_MOST_BLOCKS, max(tensors, 1))
-        elif "size" in name:
-            most = _LARGEST_SIZE
         _refuse_large(path, name, value, most, _FIX)
 
 
@@ -56,15 +60,8 @@ def check_host_header(path: Path, names: Iterable[str], metadata: Mapping[str, s
     for name in names:
         number = max((int(part) for part in name.split(".") if part.isdecimal() and len(part) < _DIGITS), default=0)
         if number > _LARGEST_INDEX:
-            raise CheckpointError(
-                said(
-                    "{path} has a tensor {name}, and no model counts further than {largest_index}.",
-                    path=path,
-                    name=name[:80],
-                    largest_index=_LARGEST_INDEX,
-                ),
-                AGAIN,
-            )
+            what = "{path} has a tensor {name}, and no model counts further than {largest_index}."
+            raise CheckpointError(said(what, path=path, name=name[:80], largest_index=_LARGEST_INDEX), AGAIN)
     for name, value in _values("", _written_transformer(metadata)):
         most = _MOST_BLOCKS if any(word in name for word in _COUNTED) else _LARGEST
         _refuse_large(path, name, value, most, AGAIN)
@@ -72,16 +69,8 @@ def check_host_header(path: Path, names: Iterable[str], metadata: Mapping[str, s
 
 def _refuse_large(path: Path, name: str, value: Any, most: int, fix: str) -> None:
     if isinstance(value, int | float) and not -most <= value <= most:
-        raise CheckpointError(
-            said(
-                "{path} says {name} {value}, and at most {most} can be.",
-                path=path,
-                name=name[:80],
-                value=str(value)[:40],
-                most=most,
-            ),
-            fix,
-        )
+        what = "{path} says {name} {value}, and at most {most} can be."
+        raise CheckpointError(said(what, path=path, name=name[:80], value=str(value)[:40], most=most), fix)
 
 
 def _written_transformer(metadata: Mapping[str, str]) -> Mapping[str, Any]:
@@ -92,14 +81,6 @@ def _written_transformer(metadata: Mapping[str, str]) -> Mapping[str, Any]:
         return {}
     written = config.get("transformer") if isinstance(config, dict) else None
     return written if isinstance(written, dict) else {}
-
-
-_FIX = "Download the folder again."
-_LARGEST_INDEX = 1023
-"""In the name of a tensor: of a block, or of one of its experts."""
-_DIGITS = 9
-"""A longer number is no index to anybody who counts from zero."""
-_COUNTED = ("layers", "blocks", "depth")
 
 
 def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:

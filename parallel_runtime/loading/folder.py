@@ -36,10 +36,7 @@ def find_in_folder(path: Path) -> tuple[tuple[Path, ...], Path]:
             said("{path} is a diffusers folder of {name}, which has no transformer.", path=path, name=name),
             "Choose the folder of a supported diffusion transformer.",
         )
-    raise CheckpointError(
-        said("{folder} has no config.json.", folder=folder),
-        "Choose a folder that diffusers saved.",
-    )
+    raise CheckpointError(said("{folder} has no config.json.", folder=folder), "Choose a folder that diffusers saved.")
 
 
 def _find_weights(folder: Path) -> tuple[Path, ...]:
@@ -55,26 +52,17 @@ def _find_weights(folder: Path) -> tuple[Path, ...]:
     if not found:
         pickles = sorted(folder.glob("*.bin"))
         if pickles:
+            what = "{folder} has its weights as a PyTorch pickle ({name}), which could run code."
             raise UnsupportedModelError(
-                said(
-                    "{folder} has its weights as a PyTorch pickle ({name}), which could run code.",
-                    folder=folder,
-                    name=pickles[0].name,
-                ),
-                "Download the safetensors version.",
+                said(what, folder=folder, name=pickles[0].name), "Download the safetensors version."
             )
         raise CheckpointError(said("{folder} has no safetensors file.", folder=folder), "Download the folder again.")
     shards = {(match.group(1), match.group(2)) for file in found if (match := _SHARD.fullmatch(file.name))}
     if len(found) > 1 and (len(shards) != 1 or len(found) != int(next(iter(shards))[1])):
         names = ", ".join(file.name for file in found[:4])
+        what = "{folder} has {found} safetensors files that are no complete set: {names}."
         raise CheckpointError(
-            said(
-                "{folder} has {found} safetensors files that are no complete set: {names}.",
-                folder=folder,
-                found=len(found),
-                names=names,
-            ),
-            "Keep one version of the weights there.",
+            said(what, folder=folder, found=len(found), names=names), "Keep one version of the weights there."
         )
     return tuple(found)
 
@@ -88,16 +76,9 @@ def _read_index(index: Path) -> tuple[Path, ...]:
     files = tuple(index.parent / name for name in sorted(set(names.values())))
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise CheckpointError(
-            said(
-                "{parent} lacks {missing} of {files} files of the model, first {missing2}.",
-                parent=index.parent,
-                missing=len(missing),
-                files=len(files),
-                missing2=missing[0],
-            ),
-            "Download the missing files.",
-        )
+        what = "{folder} lacks {count} of {files} files of the model, first {first}."
+        values = {"folder": index.parent, "count": len(missing), "files": len(files), "first": missing[0]}
+        raise CheckpointError(said(what, **values), "Download the missing files.")
     return files
 
 

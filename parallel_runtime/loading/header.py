@@ -29,28 +29,27 @@ _LARGEST_NUMBER = 1 << 53
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
 _BYTES |= {"I64": 8, "U64": 8, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 AGAIN = "Download or copy the file again."
-_PICKLE = (
-    said("a PyTorch pickle, which could run code"),
-    said("Convert it to safetensors, or download that version."),
+_GGUF = (
+    said("a GGUF file"),
+    said("Choose it in Parallel Loader, with .gguf at the end of its name, or a safetensors file."),
 )
-_FOREIGN = {
-    b"GGUF": (
-        said("a GGUF file"),
-        said("Choose it in Parallel Loader, with .gguf at the end of its name, or a safetensors file."),
-    ),
-    b"PK\x03\x04": _PICKLE,
-    b"\x80\x02": _PICKLE,
-}
-_PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".pth", ".bin", ".pkl")
-_FOREIGN_SUFFIXES = {".gguf": b"GGUF", **dict.fromkeys(_PICKLE_SUFFIXES, b"PK\x03\x04")}
+_PICKLE = said("a PyTorch pickle, which could run code"), said("Convert it to safetensors, or download that version.")
+_FOREIGN = {b"GGUF": _GGUF, b"PK\x03\x04": _PICKLE, b"\x80\x02": _PICKLE}
+_FOREIGN_SUFFIXES = {".gguf": _GGUF, **dict.fromkeys((".ckpt", ".pt", ".pt2", ".pth", ".bin", ".pkl"), _PICKLE)}
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor: its shape, and its type as safetensors spells it ("BF16", "F32", ...)."""
+    """One tensor: its shape, its type as safetensors spells it ("BF16", "F32", ...), and where it lies.
+
+    Args:
+        start: byte of the file.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+    file: Path
+    start: int
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,10 @@ class FileHeader:
     Args:
         tensors: by their key in the file.
         metadata: the free-form text beside them.
-        starts: key -> the byte of the file at which the tensor begins.
     """
 
     tensors: Mapping[str, TensorInfo]
-    metadata: Mapping[str, str]
-    starts: Mapping[str, int]
+    metadata: dict[str, str]
 
 
 def read_header(path: Path) -> FileHeader:
@@ -85,36 +82,20 @@ def read_header(path: Path) -> FileHeader:
     if not text.startswith(b"{"):
         _refuse_foreign(path, start, size)
     if len(text) < length:
-        raise CheckpointError(
-            said(
-                "{path} is truncated: its header has {length} bytes, the file {size} in all.",
-                path=path,
-                length=length,
-                size=size,
-            ),
-            AGAIN,
-        )
-    header, data_size = _parse(path, text)
-    promised = _LENGTH.size + length + data_size
+        cut = "{path} is truncated: its header has {length} bytes, the file {size} in all."
+        raise CheckpointError(said(cut, path=path, length=length, size=size), AGAIN)
+    header, promised = _parse(path, text)
     if promised != size:
+        unlike = "{path} is {state}: its header promises {promised} bytes, the file has {size}."
         state = said("truncated") if size < promised else said("damaged")
-        raise CheckpointError(
-            said(
-                "{path} is {state}: its header promises {promised} bytes, the file has {size}.",
-                path=path,
-                state=state,
-                promised=promised,
-                size=size,
-            ),
-            AGAIN,
-        )
+        raise CheckpointError(said(unlike, path=path, state=state, promised=promised, size=size), AGAIN)
     return header
 
 
 def _refuse_foreign(path: Path, start: bytes, size: int) -> NoReturn:
-    magic = next((magic for magic in _FOREIGN if start.startswith(magic)), _FOREIGN_SUFFIXES.get(path.suffix.lower()))
-    if magic is not None:
-        what, fix = _FOREIGN[magic]
+    by_start = (foreign for magic, foreign in _FOREIGN.items() if start.startswith(magic))
+    if foreign := next(by_start, _FOREIGN_SUFFIXES.get(path.suffix.lower())):
+        what, fix = foreign
         raise UnsupportedModelError(said("{path} is {what}, not safetensors.", path=path, what=what), fix)
     if start.startswith(b"version "):
         raise CheckpointError(
@@ -124,14 +105,8 @@ def _refuse_foreign(path: Path, start: bytes, size: int) -> NoReturn:
         raise CheckpointError(
             said("{path} is a web page, not a model.", path=path), "Download the file itself; it may need a login."
         )
-    raise CheckpointError(
-        said(
-            "{path} is no safetensors file ({size} bytes).",  # of which none is shown: a link may lead to anything
-            path=path,
-            size=size,
-        ),
-        AGAIN,
-    )
+    # None of its bytes are shown: a link may lead to anything.
+    raise CheckpointError(said("{path} is no safetensors file ({size} bytes).", path=path, size=size), AGAIN)
 
 
 def _numbers(values: Any, most: int) -> tuple[int, ...]:
@@ -146,7 +121,8 @@ def _numbers(values: Any, most: int) -> tuple[int, ...]:
 
 
 def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
-    """Return the header and the bytes that its tensors fill, without holes, in the order of their offsets."""
+    """Return the header and the bytes of the file, which its tensors fill without holes to the end."""
+    data = _LENGTH.size + len(text)
     try:
         entries = json.loads(text)
         metadata = entries.pop("__metadata__", None) or {}
@@ -157,8 +133,8 @@ def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
             raise ValueError(f"it lists {len(entries)} tensors, and at most {MOST_TENSORS} are read")
         for key, entry in entries.items():
             key.encode()  # halves of characters, which JSON may hold
-            tensors[key] = TensorInfo(_numbers(entry["shape"], _MOST_DIMS), str(entry["dtype"])[:40])
-            begin, end = _numbers(entry["data_offsets"], 2)
+            shape, (begin, end) = _numbers(entry["shape"], _MOST_DIMS), _numbers(entry["data_offsets"], 2)
+            tensors[key] = TensorInfo(shape, str(entry["dtype"])[:40], path, data + begin)
             spans.append((begin, end, key))
             if len(key) > LONGEST_KEY:
                 raise ValueError(f"the name of a tensor has {len(key)} characters, and at most {LONGEST_KEY} are read")
@@ -175,5 +151,4 @@ def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
                 said("{path} has a damaged header: the place of tensor {key} does not fit.", path=path, key=key), AGAIN
             )
         position = end
-    data = _LENGTH.size + len(text)
-    return FileHeader(tensors, metadata, {key: data + begin for begin, _, key in spans}), position
+    return FileHeader(tensors, metadata), data + position

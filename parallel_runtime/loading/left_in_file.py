@@ -94,7 +94,7 @@ class MappedFile:
     def __init__(self, path: Path):
         self.path = path
         header = read_header(path)
-        self.metadata = dict(header.metadata)
+        self.metadata = header.metadata
         with path.open("rb") as file:
             mapped = mmap.mmap(
                 file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
@@ -105,20 +105,13 @@ class MappedFile:
         for name, info in header.tensors.items():
             dtype = getattr(torch, _DTYPES.get(info.dtype, ""), None)
             if dtype is None:
-                raise CheckpointError(
-                    said(
-                        "{path} has numbers of the type {dtype} ({name}), which torch {version} lacks.",
-                        path=path,
-                        dtype=info.dtype,
-                        name=name,
-                        version=torch.__version__,
-                    ),
-                    "Update torch, or choose another file.",
-                )
+                what = "{path} has numbers of the type {dtype} ({name}), which torch {version} lacks."
+                values = {"path": path, "dtype": info.dtype, "name": name, "version": torch.__version__}
+                raise CheckpointError(said(what, **values), "Update torch, or choose another file.")
             count = math.prod(info.shape)
             flat = torch.empty(0, dtype=dtype)
             if count:
-                flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=header.starts[name])
+                flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=info.start)
             self.tensors[name] = flat.view(info.shape)
 
     def place(self, tensor: torch.Tensor) -> Place | None:

@@ -13,7 +13,7 @@ from ..networks.diffusers.lean_imports import import_diffusers
 from ..said import said
 from .checkpoint import Checkpoint
 from .open_file import OpenFile, Reader
-from .reading import OnBytes
+from .reading import STORED, OnBytes, Place
 from .weight_parts import put
 
 _log = logging.getLogger(__name__)
@@ -42,8 +42,14 @@ class CheckpointReader(Reader):
             put(network, name, nn.Parameter(shape) if isinstance(weight, nn.Parameter) else shape)
         network.requires_grad_(False).eval()
         buffers = dict(network.named_buffers())
-        # What no file has is a buffer that its constructor computes.
-        return OpenFile(network, lambda name, part: checkpoint.places.get(name) or buffers[name])
+
+        def find(name: str, part: int) -> Place | torch.Tensor:
+            info = checkpoint.header.get(name)
+            if info is None:
+                return buffers[name]  # its constructor computes it
+            return Place(info.file, info.start, STORED[info.dtype])
+
+        return OpenFile(network, find)
 
 
 def check_weights(transformer: torch.nn.Module, checkpoint: Checkpoint) -> None:
@@ -52,39 +58,25 @@ def check_weights(transformer: torch.nn.Module, checkpoint: Checkpoint) -> None:
     Raises:
         CheckpointError: tensors are missing or have another shape than the config says.
     """
+    path, title = checkpoint.path, checkpoint.spec.title
     wanted = {name: tuple(tensor.shape) for name, tensor in transformer.state_dict().items()}
     missing = sorted(wanted.keys() - checkpoint.header.keys())
     if missing:
+        what = f"{len(missing)} of {len(wanted)} tensors of {title}, first {missing[0]}"
         raise CheckpointError(
-            said(
-                "{path} lacks {missing} of {sources} tensors of {title}, first {missing2}.",
-                path=checkpoint.path,
-                missing=len(missing),
-                sources=len(wanted),
-                title=checkpoint.spec.title,
-                missing2=missing[0],
-            ),
-            "Download the file again, or choose a complete one.",
+            said("{path} lacks {what}.", path=path, what=what), "Download the file again, or choose a complete one."
         )
     misfits = [name for name, shape in wanted.items() if checkpoint.header[name].shape != shape]
     if misfits:
         first = misfits[0]
+        what = f"first {first}: {checkpoint.header[first].shape} where {title} of this size has {wanted[first]}"
         raise CheckpointError(
-            said(
-                "{path} has {misfits} tensors of a wrong shape, first {first}: {shape} where {title} of this "
-                "size has {needed}.",
-                path=checkpoint.path,
-                misfits=len(misfits),
-                first=first,
-                shape=checkpoint.header[first].shape,
-                title=checkpoint.spec.title,
-                needed=wanted[first],
-            ),
+            said("{path} has {count} tensors of a wrong shape, {what}.", path=path, count=len(misfits), what=what),
             "Download the file again, or choose another one.",
         )
     extra = sorted(checkpoint.header.keys() - wanted.keys())
     if extra:
-        _log.warning("%s: ignored %d tensors without a place, such as %s", checkpoint.path, len(extra), extra[0])
+        _log.warning("%s: ignored %d tensors without a place, such as %s", path, len(extra), extra[0])
 
 
 def build_transformer(checkpoint: Checkpoint) -> torch.nn.Module:
@@ -99,13 +91,8 @@ def build_transformer(checkpoint: Checkpoint) -> torch.nn.Module:
         with WithoutWeights():
             return transformer_class(**checkpoint.config)
     except (TypeError, ValueError) as error:
+        what = "diffusers {version} does not build {name} from the configuration of {path} ({error})."
+        values = {"version": diffusers.__version__, "name": checkpoint.spec.transformer_class, "path": checkpoint.path}
         raise UnsupportedModelError(
-            said(
-                "diffusers {version} does not build {transformer_class} from the configuration of {path} ({error}).",
-                version=diffusers.__version__,
-                transformer_class=checkpoint.spec.transformer_class,
-                path=checkpoint.path,
-                error=error,
-            ),
-            "Check config.json, or update diffusers.",
+            said(what, error=error, **values), "Check config.json, or update diffusers."
         ) from error
