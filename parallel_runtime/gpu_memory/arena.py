@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
 import torch
@@ -75,9 +74,7 @@ def make_arena(size: int, device: torch.device) -> Arena:
     return PlainArena(size, device)
 
 
-def place_tensor(
-    arena: Arena, start: int, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int]
-) -> torch.Tensor:
-    """A dense tensor over the arena's bytes from `start` on."""
-    own = arena.memory[start : start + math.prod(shape) * dtype.itemsize]
-    return own.view(dtype).as_strided(shape, strides)
+def place_tensor(arena: Arena, start: int, like: torch.Tensor) -> torch.Tensor:
+    """A dense tensor of another's shape and type over the arena's bytes from `start` on."""
+    own = arena.memory[start : start + like.nbytes]
+    return own.view(like.dtype).as_strided(like.shape, torch.empty_like(like, device="meta").stride())

@@ -94,12 +94,14 @@ class NetworkWeights(LoadedWeights):
         self._settled: object = None
 
     def prepare(self, network: nn.Module) -> None:
-        """Have the ranks share out its tokens."""
-        self._stages = Stages(network, self._data, self.split, self._reader.owned)
+        """Have the ranks share out its tokens, once."""
+        if self._stages is not None:
+            return
         if self._data is not None:
             prepare_network(network, self._data, self.split)
         if self.stream is not None:
             self.stream.wrap([network.get_submodule(path) for path in self._reader.blocks(network)])
+        self._stages = Stages(network, self._data, self.split, self._reader.owned)
 
     @property
     def stages(self) -> Stages:

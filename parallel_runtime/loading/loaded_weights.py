@@ -7,7 +7,7 @@ share; the blocks' matrices are views of slots there, which a stream fills while
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,7 @@ from ..streaming.dealer import Dealer
 from ..streaming.share_memory import HostShare
 from ..streaming.shared_blocks import SharedBlocks
 from .open_file import OpenFile, Reader
-from .reading import OnBytes, Piece, Place, read_anywhere, split, to_device, to_host
+from .reading import OnBytes, Piece, Place, ignore, read, split, to_device, to_host
 from .weight_parts import alike, as_parameter, made_of, parts, put, weights_of
 
 
@@ -56,7 +56,7 @@ class LoadedWeights:
         self._elsewhere: dict[str, torch.Tensor] = {}  # what stands in the place of one, in other memory
         self._places: dict[str, tuple[int, int]] = {}  # of matrices that come: block, and byte there
         self._reopened: OpenFile | None = None
-        self._prepared = self._taken = False
+        self._taken = False
 
     @property
     def network(self) -> nn.Module:
@@ -65,7 +65,7 @@ class LoadedWeights:
         return self._network
 
     def fill(self, on_bytes: OnBytes, find: Callable[[int], HostShare | None] = lambda size: None) -> None:
-        """Bring them to the device. Nothing is done where they are there.
+        """Bring them to the device, where they are not.
 
         Args:
             on_bytes: hears how far it is; may raise to give up, and nothing is on the device then.
@@ -75,8 +75,6 @@ class LoadedWeights:
             NotLoadedError, CheckpointError, UnsupportedModelError: see `Reader.open`.
             torch.OutOfMemoryError, OutOfMemoryError: no memory.
         """
-        if self.here:
-            return
         try:
             opened = self._make(on_bytes) if self._network is None else None
             assert self._arena is not None
@@ -89,9 +87,7 @@ class LoadedWeights:
                 to_device(self._arena.memory[: self._region], copy.memory, on_bytes)
             else:
                 self._read(opened or self._reader.open(on_bytes), on_bytes)
-            if not self._prepared:
-                self.prepare(self.network)
-                self._prepared = True
+            self.prepare(self.network)
         except BaseException:
             self.give_back()
             raise
@@ -99,7 +95,7 @@ class LoadedWeights:
         self.settle(UNPATCHED.names)
 
     def prepare(self, network: nn.Module) -> None:
-        """Called once, when the network has its weights for the first time."""
+        """Called when the network has its weights."""
 
     def save(self, host: torch.Tensor, on_bytes: OnBytes) -> None:
         """Copy them to the host, (region,) uint8, as they lie in the region."""
@@ -137,7 +133,7 @@ class LoadedWeights:
         if not self._taken:
             self._taken = True
             return self.network
-        network = self._reader.open(lambda done, total: None).network
+        network = self._reader.open(ignore).network
         for name, weight in self._tensors.items():
             put(network, name, weight)
         return network
@@ -154,10 +150,9 @@ class LoadedWeights:
 
     def keeps(self, name: str) -> bool:
         """This rank has a part of it at least; scales of a quantised one are on all ranks."""
-        if name not in self._tensors:
-            return False
-        if self.shared is None or name not in self._places:
-            return True
+        if name not in self._places:
+            return name in self._tensors
+        assert self.shared is not None
         block, start = self._places[name]
         of = parts(self._tensors[name])
         return len(of) > 1 or self.shared.keeps(block, start, start + of[0].nbytes)
@@ -205,7 +200,7 @@ class LoadedWeights:
         if not rest:
             return found
         if self._reopened is None:
-            self._reopened = self._reader.open(lambda done, total: None)
+            self._reopened = self._reader.open(ignore)
         pieces: list[Piece] = []
         for name in rest:
             weight = self._tensors[name]
@@ -213,7 +208,7 @@ class LoadedWeights:
             for index, part in enumerate(copies):
                 pieces += _fill(self._reopened, name, index, part)
             found[name] = made_of(weight, copies)
-        read_anywhere(pieces, lambda done, total: None)
+        read(pieces, ignore)
         return found
 
     # Making and reading
@@ -223,65 +218,49 @@ class LoadedWeights:
         opened = self._reader.open(on_bytes)
         network = opened.network
         weights = dict(weights_of(network))
-        coming = self._coming(network, weights)
-        layouts = [lay_out({name: parts(weights[name])[0].nbytes for name in names}) for names in coming]
+        coming = self._dealer.coming(self._reader.blocks(network)) if self._dealer is not None else []
+        # Of a block that comes biases, norms and scales are next to nothing, and stay.
+        numbers = {name: parts(weight)[0] for name, weight in network.named_parameters(remove_duplicate=False)}
+        matrices = {name: each.nbytes for name, each in numbers.items() if each.ndim > 1}
+        layouts = [
+            lay_out({name: size for name, size in matrices.items() if name.startswith(f"{path}.")}) for path in coming
+        ]
         self._places = {
             name: (block, start) for block, (starts, _) in enumerate(layouts) for name, start in starts.items()
         }
-        own = {
+        sizes = [each for _, each in layouts]
+        own: dict[Hashable, int] = {
             (name, index): part.nbytes
             for name, weight in weights.items()
             for index, part in enumerate(parts(weight))
             if index or name not in self._places
         }
-        sizes = [each for _, each in layouts]
-        turns = self._dealer.turns(len(sizes)) if self._dealer is not None else []
         # Blocks that come lie behind what stays: in slots, all as large as the largest needs, or each in its place.
+        turns = self._dealer.turns(len(sizes)) if self._dealer is not None else []
         slot = max((each for each, turn in zip(sizes, turns, strict=True) if turn is not None), default=0)
-        spots = [(f"block {block}" if turn is None else f"slot {turn}", -1) for block, turn in enumerate(turns)]
+        spots = [f"block {block}" if turn is None else f"slot {turn}" for block, turn in enumerate(turns)]
         own |= {spot: each if turn is None else slot for spot, each, turn in zip(spots, sizes, turns, strict=True)}
         starts, size = lay_out(own)
-        places = [starts[spot] for spot in spots]
         arena = make_arena(size, self.device)
+        self.size = size
         if self._dealer is not None:
             self.shared = SharedBlocks(self._dealer, sizes)
-            slots = [arena.memory[start : start + each] for start, each in zip(places, sizes, strict=True)]
+            slots = [arena.memory[starts[spot] : starts[spot] + each] for spot, each in zip(spots, sizes, strict=True)]
             self.stream = BlockStream(self.shared, slots)
+            self.size += self.shared.device_bytes
+        starts |= {(name, 0): starts[spots[block]] + start for name, (block, start) in self._places.items()}
         placed: dict[torch.Tensor, torch.Tensor] = {}  # by identity: that is how tensors hash
         for name, weight in weights.items():
             if weight not in placed:
-                of = []
-                for index, part in enumerate(parts(weight)):
-                    if not index and name in self._places:
-                        block, start = self._places[name]
-                        start += places[block]
-                    else:
-                        start = starts[name, index]
-                    strides = torch.empty_like(part, device="meta").stride()
-                    of.append(place_tensor(arena, start, part.shape, part.dtype, strides))
+                of = [place_tensor(arena, starts[name, index], part) for index, part in enumerate(parts(weight))]
                 made = made_of(weight, of)
                 placed[weight] = as_parameter(made) if isinstance(weight, nn.Parameter) else made
             self._tensors[name] = placed[weight]
             put(network, name, placed[weight])
-        self._arena, self._region = arena, size
-        self._network = network
+        self._network, self._arena, self._region = network, arena, size
         # A share is made anew when the weights come back, and recordings copy from shares.
         self.keeps_addresses = arena.keeps_addresses and self.shared is None
-        self.size = size + (self.shared.device_bytes if self.shared is not None else 0)
         return opened
-
-    def _coming(self, network: nn.Module, weights: Mapping[str, torch.Tensor]) -> list[list[str]]:
-        """Of each block that comes, the matrices. Biases, norms and scales are next to nothing, and stay."""
-        if self._dealer is None:
-            return []
-        return [
-            [
-                name
-                for name, weight in weights.items()
-                if name.startswith(f"{path}.") and isinstance(weight, nn.Parameter) and parts(weight)[0].ndim > 1
-            ]
-            for path in self._dealer.coming(self._reader.blocks(network))
-        ]
 
     def _read(self, opened: OpenFile, on_bytes: OnBytes) -> None:
         pieces: list[Piece] = []
@@ -291,44 +270,29 @@ class LoadedWeights:
                     pieces += _fill(opened, name, index, part)
                 else:
                     pieces += self._own_pieces(opened, name, part)
-        read_anywhere(sorted(pieces, key=lambda piece: (piece.file, piece.start)), on_bytes)
+        read(sorted(pieces, key=lambda piece: (piece.file, piece.start)), on_bytes)
 
     def _own_pieces(self, opened: OpenFile, name: str, matrix: torch.Tensor) -> list[Piece]:
         """What of a matrix that comes this rank keeps."""
         assert self.shared is not None
         block, start = self._places[name]
-        if not self.shared.keeps(block, start, start + matrix.nbytes):
+        first, last, memory = self.shared.own_piece(block)
+        low, high = max(first, start), min(last, start + matrix.nbytes)
+        if low >= high:
             return []
         found = opened.find(name, 0)
         if isinstance(found, torch.Tensor):
             self.shared.write(block, start, as_bytes(found.to(matrix.dtype)))
             return []
-        whole = split(found, torch.empty(matrix.numel(), dtype=matrix.dtype, device="meta"))
-        first, last, memory = self.shared.own_piece(block)
-        return [part for piece in whole for part in own_part(piece, start, first, last, memory)]
+        skipped = (low - start) // matrix.dtype.itemsize * found.stored.itemsize
+        target = memory[low - first : high - first].view(matrix.dtype)
+        return split(replace(found, start=found.start + skipped), target)
 
 
 def _fill(opened: OpenFile, name: str, index: int, part: torch.Tensor) -> list[Piece]:
     """What fills a part; nothing where it has its numbers now."""
     found = opened.find(name, index)
     if isinstance(found, Place):
-        return list(split(found, part.view(-1)))
+        return split(found, part.view(-1))
     part.copy_(found)
     return []
-
-
-def own_part(piece: Piece, start: int, first: int, last: int, memory: torch.Tensor) -> list[Piece]:
-    """What of a piece lies between two bytes of its block, going to the memory of these.
-
-    Args:
-        piece: of a tensor without memory.
-        start: byte of the block at which the tensor begins.
-    """
-    width = piece.target.dtype.itemsize
-    begin = start + piece.target.storage_offset() * width
-    low, high = max(begin, first), min(begin + piece.target.numel() * width, last)
-    if low >= high:
-        return []
-    skipped = (low - begin) // width * piece.stored.itemsize
-    target = memory[low - first : high - first].view(piece.target.dtype)
-    return [replace(piece, start=piece.start + skipped, target=target)]

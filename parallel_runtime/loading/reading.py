@@ -10,13 +10,14 @@ import contextlib
 import ctypes
 import itertools
 import os
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -36,6 +37,9 @@ STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 OnBytes = Callable[[int, int], None]
 """(bytes that were read, bytes in all), ten times a second; may raise to give up."""
+Item = TypeVar("Item")
+Buffers = Iterator[tuple[torch.Tensor, torch.cuda.Event | None]]
+"""See `_buffers`."""
 
 
 @dataclass(frozen=True)
@@ -68,50 +72,47 @@ class Piece(Place):
         return self.target.numel() * self.stored.itemsize
 
 
-def split(place: Place, target: torch.Tensor) -> Iterator[Piece]:
+def ignore(done: int, total: int) -> None:
+    """For who does not want to know how far it is."""
+
+
+def split(place: Place, target: torch.Tensor) -> list[Piece]:
     """Numbers of a file and where they go, (numbers,), as pieces."""
-    most = BUFFER // place.stored.itemsize
-    for first in range(0, target.numel(), most):
-        start = place.start + first * place.stored.itemsize
-        yield Piece(place.file, start, place.stored, target[first : first + most])
+    width, most = place.stored.itemsize, BUFFER // place.stored.itemsize
+    return [
+        Piece(place.file, place.start + first * width, place.stored, target[first : first + most])
+        for first in range(0, target.numel(), most)
+    ]
 
 
-def read_anywhere(pieces: Sequence[Piece], on_bytes: OnBytes) -> None:
-    """Fill the targets of all pieces, device by device; see `read`."""
-    for device in sorted({piece.target.device for piece in pieces}, key=str):
-        read([piece for piece in pieces if piece.target.device == device], device, on_bytes)
-
-
-def read(pieces: Sequence[Piece], device: torch.device, on_bytes: OnBytes) -> None:
-    """Fill the targets of all pieces, which lie on `device`; returns when they are filled.
+def read(pieces: Sequence[Piece], on_bytes: OnBytes) -> None:
+    """Fill the targets of all pieces, device by device; returns when they are filled.
 
     Raises:
         CheckpointError: a file cannot be read, or has become shorter.
         torch.OutOfMemoryError: no memory to convert types on the device.
         Whatever `on_bytes` raises: no thread writes any more then.
     """
-    total = sum(piece.size for piece in pieces)
-    waiting: queue.SimpleQueue[Piece] = queue.SimpleQueue()
-    for piece in pieces:
-        waiting.put(piece)
-    if device.type == "cuda":
-        # Threads copy on streams of their own: what the caller's still does in memory that is the targets' by now.
-        torch.cuda.current_stream(device).synchronize()
     with contextlib.ExitStack() as stack:
         files: dict[Path, int] = {}
         for file in {piece.file for piece in pieces}:
             with reading(file):
                 files[file] = stack.enter_context(file.open("rb")).fileno()
-        _in_threads([partial(_fill, waiting, files, device)] * THREADS, total, on_bytes)
+        for device in sorted({piece.target.device for piece in pieces}, key=str):
+            if device.type == "cuda":
+                # Threads copy on streams of their own: what the caller's still does in memory that is the targets' now.
+                torch.cuda.current_stream(device).synchronize()
+            own = [piece for piece in pieces if piece.target.device == device]
+            _in_threads(own, partial(_fill, files), device, sum(piece.size for piece in own), on_bytes)
 
 
 def read_through(path: Path, on_bytes: OnBytes) -> None:
-    """Read all of a file, into the system's cache; see `read`."""
+    """Read all of a file into the system's cache; see `read`."""
     with reading(path):
         size = path.stat().st_size
     scratch = torch.empty(BUFFER, dtype=torch.uint8)  # all threads write over it, and nobody reads it
-    pieces = [Piece(path, start, torch.uint8, scratch[: size - start]) for start in range(0, size, BUFFER)]
-    read(pieces, torch.device("cpu"), on_bytes)
+    pieces = [Piece(path, start, torch.uint8, scratch[: size - start]) for start in range(0, size or 1, BUFFER)]
+    read(pieces, on_bytes)
 
 
 def to_device(region: torch.Tensor, host: torch.Tensor, on_bytes: OnBytes) -> None:
@@ -130,47 +131,42 @@ def to_device(region: torch.Tensor, host: torch.Tensor, on_bytes: OnBytes) -> No
 def to_host(host: torch.Tensor, region: torch.Tensor, on_bytes: OnBytes) -> None:
     """Save a region in memory of the host that may be new: its pages are made by several threads, each out of pinned
     buffers, as the driver copies to other memory for one thread at a time (24 GB in 20 s)."""
-    starts: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for start in range(0, region.numel(), BUFFER):
-        starts.put(start)
+
+    def save(start: int, buffers: Buffers) -> int:
+        part = region[start : start + BUFFER]
+        if region.is_cuda:
+            buffer, _ = next(buffers)
+            part = buffer[: part.numel()].copy_(part)
+        host[start : start + part.numel()].copy_(part)
+        return part.numel()
+
     if region.is_cuda:
         torch.cuda.synchronize(region.device)  # threads copy on streams of their own
-    _in_threads([partial(_save, starts, host, region)] * THREADS, region.numel(), on_bytes)
+    _in_threads(range(0, region.numel(), BUFFER), save, region.device, region.numel(), on_bytes)
 
 
-def _save(
-    starts: queue.SimpleQueue[int],
-    host: torch.Tensor,
-    region: torch.Tensor,
-    counted: list[int],
-    stop: threading.Event,
+def _in_threads(
+    items: Sequence[Item], work: Callable[[Item, Buffers], int], device: torch.device, total: int, on_bytes: OnBytes
 ) -> None:
-    """One thread's work: parts of the region, until none is left."""
-    with torch.no_grad(), _buffers(region.device) as buffers:
-        while not stop.is_set():
-            try:
-                start = starts.get_nowait()
-            except queue.Empty:
-                return
-            part = region[start : start + BUFFER]
-            if region.is_cuda:
-                buffer, _ = next(buffers)
-                part = buffer[: part.numel()].copy_(part)
-            host[start : start + part.numel()].copy_(part)
-            counted.append(part.numel())
-
-
-def _in_threads(works: Sequence[Callable[[list[int], threading.Event], None]], total: int, on_bytes: OnBytes) -> None:
-    """Work in threads.
+    """Work in threads, item by item in their order.
 
     Args:
-        works: each adds the bytes of what is through to the list, and begins with nothing more once it is to stop.
+        work: (item, the thread's buffers) -> bytes that are through.
     """
-    counted: list[int] = []
-    stop = threading.Event()
+    waiting, counted, stop = deque(items), list[int](), threading.Event()
+
+    def run() -> None:
+        with torch.no_grad(), _buffers(device) as buffers:
+            while not stop.is_set():
+                try:
+                    item = waiting.popleft()
+                except IndexError:
+                    return
+                counted.append(work(item, buffers))
+
     with ThreadPoolExecutor(THREADS, thread_name_prefix="weights") as threads, contextlib.ExitStack() as stack:
         stack.callback(stop.set)  # before the executor's end, which waits for its threads
-        running = {threads.submit(work, counted, stop) for work in works}
+        running = {threads.submit(run) for _ in range(THREADS)}
         while running:
             done, running = wait(running, timeout=_POLL_SECONDS, return_when="FIRST_EXCEPTION")
             for future in done:
@@ -178,36 +174,23 @@ def _in_threads(works: Sequence[Callable[[list[int], threading.Event], None]], t
             on_bytes(sum(counted), total)
 
 
-def _fill(
-    waiting: queue.SimpleQueue[Piece],
-    files: Mapping[Path, int],
-    device: torch.device,
-    counted: list[int],
-    stop: threading.Event,
-) -> None:
-    """One thread's work: pieces, until none is left."""
-    with torch.no_grad(), _buffers(device) as buffers:
-        while not stop.is_set():
-            try:
-                piece = waiting.get_nowait()
-            except queue.Empty:
-                return
-            if piece.target.device.type == "cpu" and piece.stored == piece.target.dtype:
-                # Memory of the host, such as a share, is read into at once: a copy takes as long as the read.
-                _read_exactly(files[piece.file], piece, piece.target)
-                counted.append(piece.size)
-                continue
-            buffer, copied = next(buffers)
-            if copied is not None:
-                copied.synchronize()  # the copies out of it are through
-            _read_exactly(files[piece.file], piece, buffer[: piece.size])
-            staged = buffer[: piece.size].view(piece.stored)
-            if piece.stored != piece.target.dtype:
-                staged = staged.to(device, non_blocking=True)  # half of the bytes would be converted on the host
-            piece.target.copy_(staged, non_blocking=True)
-            if copied is not None:
-                copied.record()
-            counted.append(piece.size)
+def _fill(files: Mapping[Path, int], piece: Piece, buffers: Buffers) -> int:
+    target = piece.target
+    if target.device.type == "cpu" and piece.stored == target.dtype:
+        # Memory of the host, such as a share, is read into at once: a copy takes as long as the read.
+        _read_exactly(files[piece.file], piece, target)
+        return piece.size
+    buffer, copied = next(buffers)
+    if copied is not None:
+        copied.synchronize()  # the copies out of it are through
+    _read_exactly(files[piece.file], piece, buffer[: piece.size])
+    staged = buffer[: piece.size].view(piece.stored)
+    if piece.stored != target.dtype:
+        staged = staged.to(target.device, non_blocking=True)  # half of the bytes would be converted on the host
+    target.copy_(staged, non_blocking=True)
+    if copied is not None:
+        copied.record()
+    return piece.size
 
 
 def _read_exactly(descriptor: int, piece: Piece, buffer: torch.Tensor) -> None:
@@ -224,7 +207,7 @@ def _read_exactly(descriptor: int, piece: Piece, buffer: torch.Tensor) -> None:
 
 
 @contextlib.contextmanager
-def _buffers(device: torch.device) -> Iterator[Iterator[tuple[torch.Tensor, torch.cuda.Event | None]]]:
+def _buffers(device: torch.device) -> Iterator[Buffers]:
     """A thread's two buffers in turn: one is read into while the other is copied. They are pinned, with a stream of its
     own and an event behind the copies out of each, where the device is a GPU."""
     buffers = [torch.empty(BUFFER, dtype=torch.uint8) for _ in range(2)]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from parallel_runtime.loading.left_in_file import LeftInFile, MappedFile
-from parallel_runtime.loading.reading import Place, read_anywhere, split
+from parallel_runtime.loading.reading import Place, read, split
 from parallel_runtime.requests.control import Cancelled
 
 WEIGHT = torch.arange(12, dtype=torch.float32).view(3, 4)
@@ -62,7 +62,7 @@ def test_a_weight_is_read_in_its_networks_type_and_what_the_loader_made_itself_i
     place = left.file.place(left.parts(network.weight)[0])
     assert place is not None
     pieces = list(split(place, target))
-    read_anywhere(pieces, lambda done, total: told.append((done, total)))
+    read(pieces, lambda done, total: told.append((done, total)))
     assert torch.equal(target.view(3, 4), WEIGHT.bfloat16())
     assert told[-1] == (48, 48)
     bias = left.parts(network.bias)[0]

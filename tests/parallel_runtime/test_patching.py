@@ -213,7 +213,7 @@ def test_a_patched_model_is_parked_as_it_is_in_its_file(files, tmp_path, monkeyp
     rank.forward(files[0], patches)
     rank.load(files[1])
     wanted = predicted(merged(files[0], 0.7))
-    monkeypatch.setattr("parallel_runtime.loading.loaded_weights.read_anywhere", None)  # it comes from the host
+    monkeypatch.setattr("parallel_runtime.loading.loaded_weights.read", None)  # it comes from the host
     assert torch.equal(rank.forward(files[0]), plain)
     assert_same(rank.forward(files[0], patches), wanted)
 

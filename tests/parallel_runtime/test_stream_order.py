@@ -144,7 +144,7 @@ def test_weights_are_read_into_memory_that_nobody_uses_any_more_and_are_there_at
     streams.work("what had the memory")
     targets: list[Any] = [_Target(streams, f"copy {number}", 8) for number in range(8)]
     pieces = [reading.Piece(file, 8 * number, torch.uint8, target) for number, target in enumerate(targets)]
-    reading.read(pieces, GPU, lambda done, total: None)
+    reading.read(pieces, lambda done, total: None)
     copies = {f"copy {number}" for number in range(8)}
     assert all("what had the memory" in streams.before[copy] for copy in copies)
     assert copies <= streams.host

@@ -151,8 +151,8 @@ def test_gpu_memory_comes_back_at_its_address_and_a_recording_still_reads_it():
     size = 3 << 30
     arena = make_arena(size, device)
     assert isinstance(arena, VirtualRegion)
-    weight = place_tensor(arena, 512, (1024, 1024), torch.bfloat16, (1024, 1))
-    last = place_tensor(arena, size - 512, (256,), torch.bfloat16, (1,))
+    weight = place_tensor(arena, 512, torch.empty(1024, 1024, dtype=torch.bfloat16))
+    last = place_tensor(arena, size - 512, torch.empty(256, dtype=torch.bfloat16))
     values = torch.randn(1024, 1024, device=device).bfloat16()
     weight.copy_(values)
     last.fill_(2)

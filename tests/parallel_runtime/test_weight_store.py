@@ -215,7 +215,7 @@ def test_models_that_are_all_here_are_not_read_again(files, monkeypatch):
     for path in files:
         rank.load(path)
     monkeypatch.setattr(reading, "read", None)
-    monkeypatch.setattr("parallel_runtime.loading.loaded_weights.read_anywhere", None)
+    monkeypatch.setattr("parallel_runtime.loading.loaded_weights.read", None)
     for path in (*files, *files):
         rank.forward(path)
     assert [rank.load(path).reused for path in files] == [True, True]
@@ -356,7 +356,7 @@ def test_a_model_that_leaves_is_parked_once_for_all_ranks_and_comes_back_without
             leave_room_for(1, files[0], monkeypatch, rank)
             rank.load(path)
     assert [copy is None for copy in made] == [False, True]
-    monkeypatch.setattr("parallel_runtime.loading.loaded_weights.read_anywhere", None)
+    monkeypatch.setattr("parallel_runtime.loading.loaded_weights.read", None)
     for path, prediction in zip(files, expected, strict=True):
         for rank in ranks:
             leave_room_for(1, files[0], monkeypatch, rank)
