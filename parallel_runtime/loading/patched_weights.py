@@ -6,7 +6,7 @@ Every weight is computed anew from what the file has, never from a patched one, 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -16,6 +16,7 @@ from .. import memory
 from ..patching.comfyui_patches import Bypasses, Computing
 from ..patching.patch_data import UNPATCHED, PatchSet, WeightPatches, decode_value
 from .loaded_weights import LoadedWeights
+from .reading import OnBytes
 
 _BATCH = 2 << 30
 """Bytes of weights whose originals are had at once."""
@@ -40,10 +41,9 @@ class PatchedWeights:
         self._has: dict[str, Asked] = {}
         self._wrapped: Mapping[str, Any] | None = {}
         self._now: tuple[str, str] | None = UNPATCHED.names
-        self._hooked = False
         self._kept: OrderedDict[tuple[str, str], dict[str, torch.Tensor]] = OrderedDict()
 
-    def change(self, wanted: WeightPatches, on_bytes: Callable[[int, int], None]) -> None:
+    def change(self, wanted: WeightPatches, on_bytes: OnBytes) -> None:
         """Have other patches; costs nothing where they are the same.
 
         Args:
@@ -57,21 +57,38 @@ class PatchedWeights:
             return
         self._now = None
         kept = self._state(wanted)
-        asked = self._asked(wanted)
+        patches, hooks = wanted.patches.weights, wanted.hooks.weights
+        asked: dict[str, Asked] = {
+            name: (patches.get(name), hooks.get(name)) for name in {**patches, **hooks} if self._weights.keeps(name)
+        }
         unlike = [name for name in {**asked, **self._has} if asked.get(name) != self._has.get(name)]
         computing = Computing(self._device, wanted.patches, wanted.hooks)
         sizes = {name: self._weights.now(name).shape.numel() * 4 for name in unlike}
         total, done = sum(sizes.values()), 0
+
+        def write(name: str, original: torch.Tensor | None) -> None:
+            weight = kept.get(name)
+            if weight is None:
+                assert original is not None
+                owner = self._weights.network.get_submodule(name.rpartition(".")[0])
+                weight = computing.weight(name, original, owner)
+                if wanted.names in self._kept and has_room([weight], self._device):
+                    kept[name] = weight
+            self._has.setdefault(name, (None, None))  # if writing it fails, it is written again
+            self._weights.put(name, weight)
+            self._has[name] = asked[name]
+
         for batch in _batches(unlike, sizes):
             needed = [name for name in batch if name not in self._has or name not in kept]
             originals = self.originals(needed, [name for name in needed if name in self._has])
             for name in batch:
                 on_bytes(done, total)
-                if name not in asked:
-                    self.put_back(name, originals.pop(name))
-                    del self._has[name]
+                if name in asked:
+                    write(name, originals.pop(name, None))
                 else:
-                    self._write(name, asked[name], originals.pop(name, None), computing, kept)
+                    self._weights.put_file(name, originals.pop(name))
+                    self._originals.pop(name, None)
+                    del self._has[name]
                 done += sizes[name]
         self._wrap(wanted.patches)
         if not self._has:
@@ -83,37 +100,16 @@ class PatchedWeights:
         self._weights.moved |= bool(self._wrapped)
         self._bypasses.unwrap()
         self._has.clear()
-        self._kept.clear()
         self._wrapped = {}
         self._now = UNPATCHED.names
-        self._originals.clear()
-
-    def _write(
-        self,
-        name: str,
-        asked: Asked,
-        original: torch.Tensor | None,
-        computing: Computing,
-        kept: dict[str, torch.Tensor],
-    ) -> None:
-        weight = kept.get(name)
-        if weight is None:
-            assert original is not None
-            owner = self._weights.network.get_submodule(name.rpartition(".")[0])
-            weight = computing.weight(name, original, owner)
-            if self._hooked and has_room([weight], self._device):
-                kept[name] = weight
-        self._has.setdefault(name, (None, None))  # if writing it fails, it is written again
-        self._weights.put(name, weight)
-        self._has[name] = asked
+        self.make_room()
 
     def _state(self, wanted: WeightPatches) -> dict[str, torch.Tensor]:
         """Weights that are kept for such patches: of runs in which hooks come and go."""
-        self._hooked = bool(wanted.hooks.name) or (self._hooked and any(self._kept))
-        if not self._hooked or any(names[0] != wanted.patches.name for names in self._kept):
-            self._kept.clear()
-        if not self._hooked:
+        if not wanted.hooks.name and not self._kept:
             return {}
+        if any(name != wanted.patches.name for name, _ in self._kept):
+            self._kept.clear()
         kept = self._kept.setdefault(wanted.names, {})
         self._kept.move_to_end(wanted.names)
         while len(self._kept) > _MOST_KEPT:
@@ -124,13 +120,6 @@ class PatchedWeights:
         """Let go of device memory that a next change would be quicker with; what is in place stays."""
         self._kept.clear()
         self._originals.clear()
-
-    def _asked(self, wanted: WeightPatches) -> dict[str, Asked]:
-        """The patches of the weights that this rank has."""
-        patches, hooks = wanted.patches.weights, wanted.hooks.weights
-        return {
-            name: (patches.get(name), hooks.get(name)) for name in {**patches, **hooks} if self._weights.keeps(name)
-        }
 
     def _wrap(self, patches: PatchSet) -> None:
         if patches.bypass == self._wrapped:
@@ -156,11 +145,6 @@ class PatchedWeights:
             self._originals |= {name: weight.clone() for name, weight in found.items()}
         found |= {name: self._originals[name] for name in names if name in changed and name in self._originals}
         return found | weights.read_again(sorted(set(names) - found.keys()))
-
-    def put_back(self, name: str, original: torch.Tensor) -> None:
-        """Have what the file has again."""
-        self._weights.put_file(name, original)
-        self._originals.pop(name, None)
 
 
 def _batches(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:

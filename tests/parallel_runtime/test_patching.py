@@ -342,7 +342,7 @@ def test_a_weight_of_comfyuis_network_is_written_in_place_with_its_scales(kind, 
         network.put("layer.weight", weights[1])
         assert torch.equal(read(layer.weight), other)
     assert (file.opened == 1) == kept
-    patched_by.put_back("layer.weight", patched_by.originals(["layer.weight"], ["layer.weight"])["layer.weight"])
+    network.put_file("layer.weight", patched_by.originals(["layer.weight"], ["layer.weight"])["layer.weight"])
     assert torch.equal(read(layer.weight), plain)
     assert not network.moved
     network.put("layer.weight", torch.zeros(64, 256))
