@@ -36,34 +36,23 @@ class Prepared:
     """A request that this rank is ready to run. `run` is called on all ranks or on none.
 
     Args:
-        run_it: its work; None where a class has its own `work`.
+        run_it: its work.
         undo: what undoes preparing, where another rank could not prepare. Most kinds leave nothing to undo.
         offers: what this rank has or can do where ranks may differ and must act alike; `agreed` is the least of all
             ranks' offers under each name.
         cancelled: the last run ended because the ranks agreed to stop.
         takes_part: this rank has a part in the run, and is not outside of its plan.
         on_host: it needs its tensors on the host alone. It takes them on the device, too, where they come by that.
+        names: whether it runs one of these networks beside the model.
     """
 
-    run_it: Callable[[Tensors, Control, Agreed], Outcome] | None = None
+    run_it: Callable[[Tensors, Control, Agreed], Outcome]
     undo: Callable[[], None] = lambda: None
     offers: Mapping[str, int] = field(default_factory=dict)
     cancelled: bool = False
     takes_part: bool = True
     on_host: bool = False
-
-    def names(self, networks: Set[int]) -> bool:
-        """Whether it runs one of these networks beside the model."""
-        return False
-
-    def work(self, tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
-        """Do what the request asks for; see `run`.
-
-        Raises:
-            Cancelled: the ranks agreed to stop.
-        """
-        assert self.run_it is not None
-        return self.run_it(tensors, control, agreed)
+    names: Callable[[Set[int]], bool] = lambda networks: False
 
     def run(self, tensors: Tensors, control: Control, agreed: Agreed | None = None) -> Outcome:
         """Run; `tensors` are on this rank's device. Sets `cancelled` where the ranks agreed to stop.
@@ -72,7 +61,7 @@ class Prepared:
             agreed: None where this rank is the only one, and what it offers holds.
         """
         try:
-            return self.work(tensors, control, self.offers if agreed is None else agreed)
+            return self.run_it(tensors, control, self.offers if agreed is None else agreed)
         except Cancelled:
             self.cancelled = True
             return Finished(), {}

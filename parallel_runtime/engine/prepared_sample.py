@@ -17,7 +17,7 @@ from ..said import said
 from ..sampling.samplers import SUPPORTED
 from .prepared import Agreed, Outcome, Prepared, Tensors
 from .rank_state import RankState
-from .request_checks import check_stages, require_memory
+from .request_checks import check_place
 from .resident import Resident
 
 
@@ -28,7 +28,11 @@ def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: 
         ParallelError: with cause and fix.
     """
     x = meta["x"]
-    denoising = _loop(state, request, resident.dtype)
+    denoising: Loop
+    if request.host is None:
+        denoising = Denoising(request, resident.dtype, state.unlike)
+    else:
+        denoising = HostDenoising(request, request.host, resident.dtype, state.device, state.unlike)
     denoising.check(meta, state.device)
     branches = [
         resident.family.check(state.conditionings.peek(branch, meta), given)
@@ -42,19 +46,14 @@ def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: 
     patchwise = steps if request.host is None else 0
     facts = resident.family.describe(longest, batch=1 if first.together else shared, steps=patchwise)
     placed = state.place(resident, facts)
-    place, plan = placed.place, placed.plan
+    plan = placed.plan
     check_steps(plan, steps)
-    kept = 0
-    if plan.pipe > 1:
-        if not isinstance(denoising, Denoising):
-            raise RequestError(
-                said("Sampler {name} does not run over stages of a model.", name=repr(request.sampler)),
-                said("Choose one of {able}, or set stages to 1.", able=", ".join(SUPPORTED)),
-            )
-        if place is not None:
-            kept = check_stages(state, request.branches, resident, place, facts, meta)
-    if place is not None:
-        require_memory(resident, place, facts, x.shape[0], kept, state.device, state.rank)
+    if plan.pipe > 1 and not isinstance(denoising, Denoising):
+        raise RequestError(
+            said("Sampler {name} does not run over stages of a model.", name=repr(request.sampler)),
+            said("Choose one of {able}, or set stages to 1.", able=", ".join(SUPPORTED)),
+        )
+    check_place(state, placed, request.branches, facts, meta, keeps=True)
     patches = state.patches.find(request.patches)
 
     def sample(tensors: Tensors, control: Control, agreed: Agreed) -> torch.Tensor | None:
@@ -76,10 +75,4 @@ def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: 
         latent = sample(tensors, control, agreed)
         return state.finished(placed), {} if latent is None else {"latent": latent}
 
-    return Prepared(run_it=work, offers=placed.offers(), takes_part=place is not None)
-
-
-def _loop(state: RankState, request: Sample, dtype: torch.dtype) -> Loop:
-    if request.host is None:
-        return Denoising(request, dtype, state.unlike)
-    return HostDenoising(request, request.host, dtype, state.device, state.unlike)
+    return Prepared(run_it=work, offers=placed.offers(), takes_part=placed.place is not None)

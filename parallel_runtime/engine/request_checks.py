@@ -15,31 +15,8 @@ from ..requests.facts import GIB, RequestFacts
 from ..requests.patches import CARRIED
 from ..requests.requests import ConditioningRef
 from ..said import said, together
-from .rank_state import RankState
+from .rank_state import Placed, RankState
 from .resident import Resident
-
-
-def check_stages(
-    state: RankState,
-    references: Sequence[ConditioningRef],
-    resident: Resident,
-    place: Layout,
-    facts: RequestFacts,
-    meta: Mapping[str, torch.Tensor],
-) -> int:
-    """Refuse what stages cannot run; return the bytes of keys and values that this rank keeps for a request.
-
-    Raises:
-        RequestError: an input that acts inside of the network.
-    """
-    branches = [state.conditionings.peek(reference, meta) for reference in references]
-    if any(branch.arguments.get("transformer_options", {}).get(CARRIED) for branch in branches):
-        raise RequestError(
-            said("A node's function acts inside of the network, which stages cannot."), "Set stages to 1."
-        )
-    rows = -(-facts.batch // place.plan.batch)
-    return kept_bytes(resident.facts, resident.owned(place), rows * (facts.tokens + facts.text_tokens))
-
 
 _CERTAIN_ACTIVATIONS = 6
 """Activations of a token that are alive at once whatever is fused: a block's input, its norm, queries, keys, values
@@ -51,7 +28,38 @@ _UNKNOWN = 4 * GIB
 """Made free for activations that are not estimated."""
 
 
-def require_memory(
+def check_place(
+    state: RankState,
+    placed: Placed,
+    references: Sequence[ConditioningRef],
+    facts: RequestFacts,
+    meta: Mapping[str, torch.Tensor],
+    keeps: bool,
+) -> None:
+    """Refuse what this rank cannot run at its place.
+
+    Args:
+        references: the conditionings of the request.
+        keeps: PipeFusion's stages keep keys and values for it.
+
+    Raises:
+        RequestError: an input that acts inside of the network, of stages.
+        OutOfMemoryError: see `_require_memory`.
+    """
+    place, resident, kept = placed.place, placed.resident, 0
+    if place is None:
+        return
+    if place.plan.pipe > 1:
+        branches = [state.conditionings.peek(reference, meta) for reference in references]
+        if any(branch.arguments.get("transformer_options", {}).get(CARRIED) for branch in branches):
+            raise RequestError("A node's function acts inside of the network, which stages cannot.", "Set stages to 1.")
+        if keeps:
+            rows = -(-facts.batch // place.plan.batch)
+            kept = kept_bytes(resident.facts, resident.owned(place), rows * (facts.tokens + facts.text_tokens))
+    _require_memory(resident, place, facts, meta["x"].shape[0], kept, state.device, state.rank)
+
+
+def _require_memory(
     resident: Resident, layout: Layout, request: RequestFacts, items: int, kept: int, device: torch.device, rank: int
 ) -> None:
     """Refuse a request whose keys, values and least activations are more than is free. May refuse on one rank alone.
@@ -75,9 +83,8 @@ def require_memory(
     width = resident.facts.width * resident.facts.bytes_per_number
     activations = int(_CERTAIN_ACTIVATIONS * rows * tokens * share * width)
     resident.prepare_run(kept + _LIKELY * activations)
-    what = said("A picture of {tokens} tokens", tokens=tokens)
-    if request.batch > 1:
-        what = said("A batch of {batch} × {tokens} tokens", batch=request.batch, tokens=tokens)
+    template = "A batch of {batch} × {tokens} tokens" if request.batch > 1 else "A picture of {tokens} tokens"
+    what = said(template, batch=request.batch, tokens=tokens)
     parts = [said("activations of at least {size} GiB", size=f"{activations / GIB:.1f}")]
     if kept:
         parts.insert(0, said("PipeFusion's keys and values of {size} GiB", size=f"{kept / GIB:.1f}"))
