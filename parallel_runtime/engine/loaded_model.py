@@ -12,13 +12,9 @@ from ..errors import CheckpointError, NotLoadedError
 from ..loading.host_copies import HostCopies
 from ..loading.loaded_weights import LoadedWeights
 from ..loading.patched_weights import PatchedWeights
-from ..loading.reading import OnBytes
+from ..loading.reading import OnBytes, ignore
 from ..networks.network import Network
 from ..patching.patch_data import UNPATCHED, WeightPatches
-
-
-def ignore(done: int, total: int) -> None:
-    """For who does not want to know how far it is."""
 
 
 @dataclass(eq=False)

@@ -15,15 +15,15 @@ from .. import memory
 from ..acceleration.pulse import Pulse
 from ..config import ParallelConfig
 from ..errors import UnsupportedModelError
-from ..loading.checkpoint import Checkpoint, open_checkpoint
+from ..loading.checkpoint import open_checkpoint
 from ..loading.comfyui_network import NetworkReader, NetworkWeights
-from ..loading.host_file import HostFile, open_host_file
+from ..loading.host_file import open_host_file
 from ..loading.loaded_weights import LoadedWeights
 from ..loading.weights import CheckpointReader, build_transformer
 from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.comfy_network import ComfyNetwork
-from ..networks.comfyui.description import Described, describe_network
+from ..networks.comfyui.description import describe_network
 from ..networks.diffusers.parallel_transformer import parallelize
 from ..networks.facts import describe
 from ..networks.marked_blocks import mark_blocks
@@ -51,6 +51,7 @@ class Opened(ABC):
         weight_bytes: of the whole model on a device; quantised ones as in the file.
         title: for messages, such as "FLUX.1 in float32".
         notes: what the artist should know of it; a sentence, or "".
+        compiles: its blocks can be compiled.
     """
 
     dtype: torch.dtype
@@ -60,6 +61,7 @@ class Opened(ABC):
     weight_bytes: int
     title: str
     notes: str = ""
+    compiles: bool = True
 
     @abstractmethod
     def weights(self, owned: tuple[int, int] | None, device: torch.device, dealer: Dealer | None) -> LoadedWeights:
@@ -80,7 +82,7 @@ class Opened(ABC):
 
     def options(self, config: ParallelConfig, device: torch.device) -> Options:
         """See Options."""
-        return config.attention, config.compiles(device.type == "cuda")
+        return config.attention, self.compiles and config.compiles(device.type == "cuda")
 
     def costs(self, owned: tuple[int, int] | None, dealer: Dealer | None) -> int:
         """Bytes that the weights take from the device, about."""
@@ -106,7 +108,7 @@ class OpenedCheckpoint(Opened):
     """For a class of diffusers."""
 
     def __init__(self, request: Load):
-        self._checkpoint: Checkpoint = open_checkpoint(request.path)
+        self._checkpoint = open_checkpoint(request.path)
         spec = self._checkpoint.spec
         network: Any = build_transformer(self._checkpoint)
         self.dtype = getattr(torch, request.dtype)
@@ -117,12 +119,9 @@ class OpenedCheckpoint(Opened):
         self.title = f"{spec.title} in {str(self.dtype).removeprefix('torch.')}"
 
     def weights(self, owned: tuple[int, int] | None, device: torch.device, dealer: Dealer | None) -> LoadedWeights:
-        """See Opened."""
-        reader = CheckpointReader(self._checkpoint, self.dtype, owned)
-        return LoadedWeights(reader, device, dealer)
+        return LoadedWeights(CheckpointReader(self._checkpoint, self.dtype, owned), device, dealer)
 
     def network(self, weights: LoadedWeights, options: Options, owned: tuple[int, int] | None, pulse: Pulse) -> Network:
-        """See Opened."""
         module, spec = weights.take_network(), self._checkpoint.spec
         mark_blocks(module, spec.block_lists, pulse)
         if spec.prepare is not None:
@@ -133,7 +132,6 @@ class OpenedCheckpoint(Opened):
         )
 
     def smaller(self, costs: int, device: torch.device) -> list[str]:
-        """See Opened."""
         if self.dtype != torch.float32 or costs // 2 >= memory.free_bytes(device):
             return []
         return [f"Choose bf16 as weight_dtype: that needs {costs / 2 / 2**30:.1f} GiB."]
@@ -149,14 +147,12 @@ class OpenedNetwork(Opened):
 
     def __init__(self, request: Load, code: ComfyuiCode, device: torch.device):
         use_comfyui(code.folder, {**code.options, "cpu": device.type == "cpu"})
-        self._file: HostFile = open_host_file(request.path, code.gguf)
+        self._file = open_host_file(request.path, code.gguf)
         self._code = code
         self._latent = self._file.config.latent_format
-        self._described: Described = describe_network(
-            self._file.build(), self._file.size, self._latent.latent_dimensions
-        )
+        described = describe_network(self._file.build(), self._file.size, self._latent.latent_dimensions)
+        self._described = described
         self._stored = getattr(torch, code.weights) if code.weights else None
-        described = self._described
         title = described.facts.title
         self.dtype = getattr(torch, request.dtype)
         self.facts = described.facts
@@ -165,30 +161,20 @@ class OpenedNetwork(Opened):
         self.weight_bytes = self._file.size
         self.title = f"{title} of {self._file.path.name}"
         self.notes = described.why_whole
+        self.compiles = described.data is not None
 
     def weights(self, owned: tuple[int, int] | None, device: torch.device, dealer: Dealer | None) -> LoadedWeights:
-        """See Opened."""
         if dealer is not None and self._file.pack is not None:
-            raise UnsupportedModelError(
-                said(
-                    "{name} is a GGUF file, whose weights do not come one block after the other.",
-                    name=self._file.path.name,
-                ),
-                "Set weights to whole.",
-            )
+            what = "{name} is a GGUF file, whose weights do not come one block after the other."
+            raise UnsupportedModelError(said(what, name=self._file.path.name), "Set weights to whole.")
         reader = NetworkReader(self._file, self._described.data, self._stored, self._code.fast_float8, owned)
         return NetworkWeights(reader, device, dealer)
 
     def network(self, weights: LoadedWeights, options: Options, owned: tuple[int, int] | None, pulse: Pulse) -> Network:
-        """See Opened."""
         assert isinstance(weights, NetworkWeights)
         if self._described.data is not None:
             mark_blocks(weights.network, [blocks.path for blocks in self._described.data.blocks], pulse)
         return ComfyNetwork(weights, self._described, self._latent, options[0], self.dtype, options[1])
-
-    def options(self, config: ParallelConfig, device: torch.device) -> Options:
-        """See Opened."""
-        return config.attention, self._described.data is not None and config.compiles(device.type == "cuda")
 
 
 def open_model(request: Load, device: torch.device) -> Opened:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch.distributed as dist
 
 from ..config import ParallelPlan
-from ..mesh.groups import GroupKey, GroupMemory, Groups
+from ..mesh.groups import GroupMemory, Groups
 from ..mesh.links import build_links, link_groups
 from ..mesh.mesh import Layout, Mesh, build_mesh, lay_out_plan, mesh_groups, single_rank_mesh
 
@@ -18,7 +18,6 @@ KEPT = 16
 Another one costs a first step its communicators."""
 
 
-@dataclass
 class Meshes:
     """Layouts and meshes by plan.
 
@@ -29,22 +28,24 @@ class Meshes:
         share: see Groups.
     """
 
-    rank: int
-    world_size: int
-    speeds: Sequence[float] | None = None
-    leave: Callable[[Mesh], None] = lambda mesh: None
-    share: Callable[[dist.ProcessGroup], GroupMemory] | None = None
-    _groups: Groups = field(init=False)
-    _joined: OrderedDict[ParallelPlan, Mesh | None] = field(default_factory=OrderedDict)
-    # One mesh for good: what the first rank recorded by itself is kept by it.
-    _alone: Mesh = field(default_factory=single_rank_mesh)
-
-    def __post_init__(self) -> None:
-        self._groups = Groups(self.rank, self.world_size, self.share)
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        speeds: Sequence[float] | None = None,
+        leave: Callable[[Mesh], None] = lambda mesh: None,
+        share: Callable[[dist.ProcessGroup], GroupMemory] | None = None,
+    ):
+        self.speeds = speeds
+        self.groups = Groups(rank, world_size, share)
+        self._rank, self._world_size, self._leave = rank, world_size, leave
+        self._joined: OrderedDict[ParallelPlan, Mesh | None] = OrderedDict()
+        # One mesh for good: what the first rank recorded by itself is kept by it.
+        self._alone = single_rank_mesh()
 
     def place(self, plan: ParallelPlan) -> Layout | None:
         """This rank's place in a plan, None where it takes no part. Pure."""
-        return lay_out_plan(plan, self.rank, self.world_size, self._token_speeds(plan))
+        return lay_out_plan(plan, self._rank, self._world_size, self._token_speeds(plan))
 
     def join(self, plan: ParallelPlan) -> Mesh | None:
         """This rank's mesh of a plan, with its links, None where this rank takes no part.
@@ -53,33 +54,20 @@ class Meshes:
         RUN can promise.
         """
         if plan.world_size == 1:
-            return self._alone if self.rank == 0 else None
+            return self._alone if self._rank == 0 else None
         # How often the latent is cut changes no group.
         key = replace(plan, patches=1, warmup_steps=0)
         if key not in self._joined:
-            self._joined[key] = self._join(key)
+            mesh = build_mesh(key, self._rank, self._world_size, self._token_speeds(key), self.groups)
+            links = build_links(key, self._rank, self.groups)
+            self._joined[key] = None if mesh is None else replace(mesh, links=links)
         self._joined.move_to_end(key)
         if len(self._joined) > KEPT:
-            self._leave_oldest()
+            _, oldest = self._joined.popitem(last=False)
+            if oldest is not None:
+                self._leave(oldest)
+            self.groups.keep({group for plan in self._joined for group in (*mesh_groups(plan), *link_groups(plan))})
         return self._joined[key]
-
-    def free_memory(self) -> None:
-        """Let the memory go that the ranks of groups share; every rank of the pool does so in the same request."""
-        self._groups.free_memory()
-
-    def _leave_oldest(self) -> None:
-        _, oldest = self._joined.popitem(last=False)
-        if oldest is not None:
-            self.leave(oldest)
-        used: set[GroupKey] = set()
-        for plan in self._joined:
-            used |= {*mesh_groups(plan), *link_groups(plan)}
-        self._groups.keep(used)
-
-    def _join(self, plan: ParallelPlan) -> Mesh | None:
-        mesh = build_mesh(plan, self.rank, self.world_size, self._token_speeds(plan), self._groups)
-        links = build_links(plan, self.rank, self._groups)
-        return None if mesh is None else replace(mesh, links=links)
 
     def _token_speeds(self, plan: ParallelPlan) -> Sequence[float] | None:
         # The ranks of a stage split their tokens patch by patch, in equal bands.

@@ -72,7 +72,7 @@ def prepare_load(state: RankState, request: Load, control: Control) -> Prepared:
     choose(wish)
     place = state.meshes.place(loaded) if loaded.pipe > 1 else None
     resident, reused = state.residency.load(request, wish, opened, place, control)
-    notes = opened.notes
+    notes = opened.notes  # alone: what was opened goes
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Measure what was not measured yet, and tell of the model."""
@@ -114,7 +114,7 @@ def prepare_release(state: RankState, request: Release) -> Prepared:
         """Return the memory to the system."""
         state.forget_requests()
         if agreed[_UNLOADED]:
-            state.meshes.free_memory()
+            state.meshes.groups.free_memory()
             state.residency.forget_runs()
         freed = state.residency.give_back(request.model, request.park)
         return Finished(bytes_freed=freed, held=state.residency.held()), {}

@@ -8,6 +8,7 @@ import torch
 from .. import memory
 from ..config import ParallelPlan
 from ..errors import RequestError
+from ..loading.reading import ignore
 from ..mesh.agreement import agreed_history, offer_history, offer_same
 from ..requests.control import Cancelled, Control, StopVotes
 from ..requests.requests import RunVae
@@ -16,7 +17,6 @@ from ..vae.channels_last import usable
 from ..vae.recorded_part import Run, can_be_recorded
 from ..vae.shared_vae import run_half, shared_ranks
 from ..vae.vae_weights import VaeWeights
-from .loaded_model import ignore
 from .prepared import Agreed, Outcome, Prepared, Tensors, require_same
 from .rank_state import RankState
 
@@ -100,10 +100,9 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
                 )  # fmt: skip
             votes.close()
             tried.add(kind)
-        what = said("Decoded; devices at work: {count}.", count=ranks)
-        if request.half == "encoder":
-            what = said("Encoded; devices at work: {count}.", count=ranks)
-        answer = msgspec.structs.replace(state.finished(None), plan=what)
+        encodes = request.half == "encoder"
+        what = "Encoded; devices at work: {count}." if encodes else "Decoded; devices at work: {count}."
+        answer = msgspec.structs.replace(state.finished(None), plan=said(what, count=ranks))
         return answer, {} if output is None else {"output": output}
 
     return Prepared(run_it=work, offers=offers, takes_part=takes_part)

@@ -62,12 +62,7 @@ class Residency:
         return self._residents[key]
 
     def load(
-        self,
-        request: Load,
-        wish: Wish,
-        opened: Opened,
-        place: Layout | None,
-        control: Control,
+        self, request: Load, wish: Wish, opened: Opened, place: Layout | None, control: Control
     ) -> tuple[Resident, bool]:
         """Have a model on the device; return it, and whether its modules were here already.
 
@@ -94,8 +89,8 @@ class Residency:
             dealer.check()
         # Every rank alike, also one that the model does not use.
         self.store.make_way(key)
-        known = self._residents.get(request.model)
-        if known is not None and known.loaded_model is not None and known.loaded_model.key != key:
+        known = self._model(request.model)
+        if known is not None and known.key != key:
             self.forget(request.model)  # the file was replaced
         model = self.store.get(key) if used else None
         reused = model is not None or not used
@@ -120,7 +115,7 @@ class Residency:
             if model is not None and not reused:
                 self.store.forget(model)
             raise
-        resident = Resident(request.model, opened.family, wish, opened.dtype, self.store, network, model)
+        resident = Resident(opened.family, wish, opened.dtype, self.store, network, model)
         self._residents[request.model] = resident
         self._residents.move_to_end(request.model)
         while len(self._residents) > MOST:
@@ -161,9 +156,8 @@ class Residency:
         others = [other for other in self._residents.values() if other.loaded_model is model]
         if not others:
             self.store.forget(model)
-        for options, network in list(model.networks.items()):
-            if not any(other.network is network for other in others):
-                del model.networks[options]
+        used = [other.network for other in others]
+        model.networks = {options: network for options, network in model.networks.items() if network in used}
 
     def give_back(self, name: str, park: bool = False) -> int:
         """Return a model's or a VAE's weights to the system, and what its runs have left behind. Every rank calls it.
@@ -174,8 +168,7 @@ class Residency:
         Returns:
             Bytes of weights; 0 for a model that is not here.
         """
-        resident = self._residents.get(name)
-        model = resident.loaded_model if resident is not None else None
+        model = self._model(name)
         freed = self.store.give_back(model, park) if model is not None else 0
         if name in self._vaes:
             freed += self.store.give_back(self._vaes[name])
@@ -184,10 +177,12 @@ class Residency:
 
     def has_others(self, name: str) -> bool:
         """Whether weights of other models than this one are on the device."""
-        own = self._residents.get(name)
-        mine = own.loaded_model if own is not None else None
-        others = (other.loaded_model for other in self._residents.values())
-        return any(each is not None and each is not mine and each.weights.here for each in others)
+        own = self._model(name)
+        models = (resident.loaded_model for resident in self._residents.values())
+        return any(each is not None and each is not own and each.weights.here for each in models)
+
+    def _model(self, name: str) -> LoadedModel | None:
+        return self._residents[name].loaded_model if name in self._residents else None
 
     def leave(self, mesh: Mesh) -> None:
         """Let go of what was recorded over a mesh whose groups will be gone. Every rank of the mesh calls it."""
@@ -203,8 +198,7 @@ class Residency:
             network.forget_runs()
 
     def _networks(self) -> list[Network]:
-        networks = {id(each.network): each.network for each in self._residents.values()}.values()
-        return [network for network in networks if network is not None]
+        return list(dict.fromkeys(each.network for each in self._residents.values() if each.network is not None))
 
     def held(self) -> dict[str, int]:
         """Bytes of weights on this rank's device by model and VAE; models may have them in common."""

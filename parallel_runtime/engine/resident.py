@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..loading.reading import OnBytes
+from ..loading.reading import OnBytes, ignore
 from ..mesh.agreement import NONE, offer_history
 from ..mesh.mesh import Layout, Mesh
 from ..networks.network import Network
@@ -16,7 +16,7 @@ from ..planning.cut import assign_blocks
 from ..planning.wish import Wish
 from ..requests.facts import ModelFacts
 from .family import Family
-from .loaded_model import LoadedModel, ignore
+from .loaded_model import LoadedModel
 from .weight_store import WeightStore
 
 
@@ -25,7 +25,6 @@ class Resident:
     """A model as a client asked for it.
 
     Args:
-        key: the client's name for it.
         wish: what it was loaded for; `loaded`: the plan whose stages share out the weights, of one stage where every
             rank holds all.
         store: of its weights.
@@ -33,7 +32,6 @@ class Resident:
         loaded_model: its weights, shared with all that have the same; None as `network`.
     """
 
-    key: str
     family: Family
     wish: Wish
     dtype: torch.dtype
@@ -88,19 +86,18 @@ class Resident:
 
     def offers(self, place: Layout) -> dict[str, int]:
         """What this rank has recorded for a request at such a place; the ranks must agree before they use it."""
-        current, stages = self.network, place.plan.pipe > 1
-        owned = self.owned(place) if stages else None
-        if current is not None and current.stages.owned == owned:
-            return current.offers(place)
+        owned = self.owned(place) if place.plan.pipe > 1 else None
+        if self.network is not None and self.network.stages.owned == owned:
+            return self.network.offers(place)
         return offer_history(place.sequence_ranks, NONE)  # it will be wrapped anew
 
     def owned(self, place: Layout) -> tuple[int, int]:
         """(start, stop) of this rank's blocks at such a place."""
-        if self.wish.stage_ranks:
-            owned = self.network.stages.owned if self.network is not None else None
-            assert owned is not None
-            return owned
-        return owned_blocks(self.facts, place)
+        if not self.wish.stage_ranks:
+            return owned_blocks(self.facts, place)
+        assert self.network is not None
+        assert self.network.stages.owned is not None
+        return self.network.stages.owned
 
     def kept_bytes(self) -> int:
         """Bytes of keys and values that are here from the last run; the next one uses them or lets them go."""

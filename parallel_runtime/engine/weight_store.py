@@ -14,9 +14,9 @@ from .. import memory
 from ..acceleration.cuda_graphs import clear_workspaces
 from ..errors import OutOfMemoryError
 from ..loading.host_copies import HostCopies
-from ..loading.reading import OnBytes
+from ..loading.reading import OnBytes, ignore
 from ..patching.patch_data import WeightPatches
-from .loaded_model import LoadedModel, ignore
+from .loaded_model import LoadedModel
 
 ROOM_SECONDS = 20.0
 """That a rank waits for the host's memory of a model that it has let go: until the others have let it go, too."""

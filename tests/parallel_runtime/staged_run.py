@@ -147,7 +147,7 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
     transformer = build_transformer(layers=LAYERS)
     facts = facts_of(transformer, FLUX)
     resident = Resident(
-        "m", DiffusersFamily(FLUX, dict(transformer.config)),
+        DiffusersFamily(FLUX, dict(transformer.config)),
         Wish(ParallelConfig(devices="cpu:2"), 2, facts, TYPICAL, CPU, ParallelPlan()), torch.float32,
         WeightStore(torch.device("cpu"), rank), parallelize(transformer, FLUX, single_rank_mesh()),
     )  # fmt: skip

@@ -235,7 +235,7 @@ def test_ranks_that_do_not_reach_each_other_stay_together_over_the_hosts_memory(
         client = Client(pool, paths)
         for request in (Prompt(0, troubles=troubles), Prompt(3, texts=(3, 5), sampled=False), Unload(0), *LOSES):
             client.do(request)
-        pairs = [memory for each in pool.engines[:2] for memory in each.meshes._groups._memory.values()]
+        pairs = [memory for each in pool.engines[:2] for memory in each.meshes.groups._memory.values()]
         assert {memory._peers.made for memory in pairs} == {0}
         assert {memory.made for memory in pairs} == {2 if not troubles else 1}  # and again after the unload
 
@@ -248,7 +248,7 @@ def test_plans_over_the_same_ranks_share_groups_and_memory_that_an_unload_frees(
         made = dict(pool.communicator.made)
         client.do(Prompt(4, model=1, texts=(3, 3)))  # data 2 instead of cfg 2
         assert pool.communicator.made == made != {}
-        groups = [engine.meshes._groups for engine in pool.engines]
+        groups = [engine.meshes.groups for engine in pool.engines]
 
         def sizes() -> list[list[int]]:
             return [[routes._peers._size + routes._host._size for routes in each._memory.values()] for each in groups]
@@ -267,9 +267,9 @@ def test_the_groups_of_plans_that_are_not_used_any_more_are_destroyed(paths):
         client = Client(pool, paths)
         for configuration in (0, 2, 7):
             client.do(Prompt(configuration, times=1))
-        assert all((0, 1, 2) in [ranks for ranks, _ in engine.meshes._groups._made] for engine in pool.engines)
+        assert all((0, 1, 2) in [ranks for ranks, _ in engine.meshes.groups._made] for engine in pool.engines)
         client.do(Prompt(0, times=1))
-        assert all((0, 1, 2) not in [ranks for ranks, _ in engine.meshes._groups._made] for engine in pool.engines)
+        assert all((0, 1, 2) not in [ranks for ranks, _ in engine.meshes.groups._made] for engine in pool.engines)
 
 
 @pytest.mark.parametrize("configuration", [0, 5, 6])
