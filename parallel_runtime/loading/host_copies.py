@@ -62,6 +62,7 @@ class HostCopies:
         if copy is None:
             yield None
             return
+        self._open[key] = copy
         self._made.add(key)
         try:
             yield copy
@@ -69,9 +70,8 @@ class HostCopies:
             unfinished.write_text(copy.address)
             unfinished.rename(self._path(key).with_suffix(".copy"))
         except BaseException:
-            self._close(key, copy)
+            self.drop(key)
             raise
-        self._open[key] = copy
 
     def _begin(self, key: Hashable, size: int) -> HostShare | None:
         host = psutil.virtual_memory()
@@ -95,10 +95,8 @@ class HostCopies:
     def drop(self, key: Hashable) -> None:
         """Let this rank's part of a copy go; its memory is free when every rank has. No tensor may lie over it."""
         copy = self._open.pop(key, None)
-        if copy is not None:
-            self._close(key, copy)
-
-    def _close(self, key: Hashable, copy: HostShare) -> None:
+        if copy is None:
+            return
         if key in self._made:
             self._made.discard(key)
             self._path(key).with_suffix(".copy").unlink(missing_ok=True)

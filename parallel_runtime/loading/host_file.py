@@ -61,7 +61,7 @@ class HostFile:
         """Numbers in the file."""
         return sum(tensor.numel() for tensor in self.state_dict.values())
 
-    def build(self, dtype: torch.dtype | None = None) -> nn.Module:
+    def build(self) -> nn.Module:
         """ComfyUI's network without its weights, with plain operations, to be looked at and not run.
 
         Raises:
@@ -69,9 +69,8 @@ class HostFile:
         """
         import comfy.ops
 
-        config = self.config
-        config.set_inference_dtype(dtype or torch.float32, None)
-        plain = replaced(config, "custom_operations", comfy.ops.disable_weight_init)
+        self.config.set_inference_dtype(torch.float32, None)
+        plain = replaced(self.config, "custom_operations", comfy.ops.disable_weight_init)
         with plain, comfyuis_reason(said("ComfyUI cannot build the network of {path}", path=self.path.name)):
             network: nn.Module = self.build_model().diffusion_model
         return network
@@ -187,13 +186,9 @@ def _recognise(
             names = comfy.utils.unet_to_diffusers(config.unet_config)
             state_dict = {name: state_dict[theirs] for theirs, name in names.items() if theirs in state_dict}
     if config is None:
+        what = "{path} is {name_contents}, not a diffusion model supported by this ComfyUI."
         raise UnsupportedModelError(
-            said(
-                "{path} is {name_contents}, not a diffusion model supported by this ComfyUI.",
-                path=path,
-                name_contents=name_contents(state_dict),
-            ),
-            "Update ComfyUI, or choose another file.",
+            said(what, path=path, name_contents=name_contents(state_dict)), "Update ComfyUI, or choose another file."
         )
     size = sum(tensor.nbytes for tensor in state_dict.values())
     stored = None if getattr(config, "quant_config", None) else comfy.utils.weight_dtype(state_dict)

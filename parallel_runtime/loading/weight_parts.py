@@ -29,8 +29,7 @@ def made_of(weight: Any, of: Sequence[torch.Tensor]) -> Any:
         scales = vars(params) | dict(zip(_scales(weight), of[1:], strict=True))
         return weight._copy_with(qdata=of[0], params=type(params)(**scales))
     if is_of_gguf(weight):
-        kind: Any = type(weight)
-        return kind(of[0], tensor_type=weight.tensor_type, tensor_shape=weight.tensor_shape, patches=[])
+        return type(weight)(of[0], tensor_type=weight.tensor_type, tensor_shape=weight.tensor_shape, patches=[])
     return of[0]
 
 
@@ -39,8 +38,7 @@ def as_parameter(weight: Any) -> nn.Parameter:
     made: Any = nn.Parameter(weight, requires_grad=False)
     if hasattr(weight, "_qdata"):
         made._params = weight._params  # it was made with copies
-    parameter: nn.Parameter = made
-    return parameter
+    return made
 
 
 def alike(one: Any, other: Any) -> bool:
@@ -68,9 +66,6 @@ def _scales(weight: Any) -> list[str]:
 def _layout(weight: Any) -> Any:
     """Shapes, types, and numbers beside them, which a recording would have as they were."""
     beside = vars(weight._params) if hasattr(weight, "_qdata") else {}
-    rest = {
-        name: None if isinstance(value, torch.Tensor) else value
-        for name, value in beside.items()
-        if name != "orig_dtype"
-    }
+    rest = {name: None if isinstance(value, torch.Tensor) else value for name, value in beside.items()}
+    rest.pop("orig_dtype", None)
     return weight.shape, weight.dtype, [(part.shape, part.dtype) for part in parts(weight)], rest

@@ -51,14 +51,12 @@ class Computing:
         """
         import comfy.model_management
 
-        packed: Any = base
-        if is_of_gguf(packed) and getattr(packed.tensor_type, "name", packed.tensor_type) not in _PLAIN:
+        weight: Any = base
+        if is_of_gguf(weight) and getattr(weight.tensor_type, "name", weight.tensor_type) not in _PLAIN:
             given = [each for each in (self._patches, self._hooks) if name in each.weights]
             decoded = [patch for each in given for patch in decode_patches(each.weights[name], each.factors)]
-            about = {"tensor_type": packed.tensor_type, "tensor_shape": packed.tensor_shape}
-            made: torch.Tensor = type(packed)(packed, **about, patches=[(decoded, PREFIX + name)])  # in the same memory
-            return made
-        weight = base
+            about = {"tensor_type": weight.tensor_type, "tensor_shape": weight.tensor_shape}
+            return type(weight)(weight, **about, patches=[(decoded, PREFIX + name)])  # in the same memory
         # As ModelPatcher.patch_weight_to_device and ModelPatcher.patch_hook_weight_to_device do.
         usual = torch.float32 if is_of_gguf(base) else comfy.model_management.lora_compute_dtype(self._device)
         for patches, dtype in ((self._patches, usual), (self._hooks, torch.float32)):
@@ -67,13 +65,7 @@ class Computing:
         return weight
 
     def _apply(
-        self,
-        name: str,
-        weight: torch.Tensor,
-        base: torch.Tensor,
-        owner: nn.Module,
-        given: PatchSet,
-        dtype: torch.dtype,
+        self, name: str, weight: torch.Tensor, base: torch.Tensor, owner: nn.Module, given: PatchSet, dtype: torch.dtype
     ) -> torch.Tensor:
         import comfy.float
         import comfy.lora
@@ -93,13 +85,9 @@ class Computing:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             # ComfyUI writes the faults of LoRAs into its log and goes on; a patch that sets a weight just fails.
+            what = "A patch does not fit the weight {name}, {shape}: {error}"
             raise RequestError(
-                said(
-                    "A patch does not fit the weight {name}, {shape}: {error}",
-                    name=name,
-                    shape=tuple(value.shape),
-                    error=error,
-                ),
+                said(what, name=name, shape=tuple(value.shape), error=error),
                 "Remove the LoRA, or choose one that was made for this model.",
             ) from error
         if put is None:

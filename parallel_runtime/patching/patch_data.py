@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,7 +118,7 @@ class Encoder:
 
     def _value(self, value: Any, factors: dict[str, torch.Tensor]) -> Tree:
         made, content = _read(value)
-        tensors: list[torch.Tensor] = []
+        tensors = list[torch.Tensor]()
         try:
             tree = flatten(content, tensors)
         except TypeError as error:
@@ -131,7 +131,9 @@ class Encoder:
             raise _refusal("a weight patch made of a model whose weights are in the workers")
         known = self._names.get(tensor)
         if known is None or known[0] != version:
-            known = self._names[tensor] = (version, _digest(tensor))
+            digest = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            digest.update(as_bytes(tensor.cpu()).numpy().data)
+            known = self._names[tensor] = (version, digest.hexdigest()[:32])
         factors[known[1]] = tensor
         return [known[1], str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
 
@@ -166,12 +168,12 @@ def read_set(name: str, content: torch.Tensor, factors: Mapping[str, torch.Tenso
     if hashlib.sha256(text).hexdigest()[:32] != name:
         raise RequestError("The workers were sent weight patches that are not what they say.", "Report this.")
     data = json.loads(text)
-    named = {factor for value in _values(data) for factor, _, _ in value["tensors"]}
+    values = [patch[1] for patches in data["weights"].values() for patch in patches]
+    values += [value for value, _ in data["bypass"].values()]
+    named = {factor for value in values for factor, _, _ in value["tensors"]}
     if missing := named - factors.keys():
-        raise RequestError(
-            said("{missing} tensors of weight patches did not come to the workers.", missing=len(missing)),
-            "Report this.",
-        )
+        what = "{missing} tensors of weight patches did not come to the workers."
+        raise RequestError(said(what, missing=len(missing)), "Report this.")
     return PatchSet(name, data["weights"], data["bypass"], {factor: factors[factor] for factor in named})
 
 
@@ -181,25 +183,19 @@ def decode_patches(patches: Sequence[Any], factors: Mapping[str, torch.Tensor]) 
     Raises:
         RequestError: this ComfyUI has no such adapter or function.
     """
-    return [
-        (strength, decode_value(value, factors), model, None if offset is None else tuple(offset), _function(function))
-        for strength, value, model, offset, function in patches
-    ]
+    decoded = []
+    for strength, value, strength_model, offset, function in patches:
+        place = None if offset is None else tuple(offset)
+        known = None if function is None else _find(function, _FUNCTIONS)
+        decoded.append((strength, decode_value(value, factors), strength_model, place, known))
+    return decoded
 
 
 def decode_value(value: Tree, factors: Mapping[str, torch.Tensor]) -> Any:
     """A patch's value as ComfyUI has it."""
     tensors = [factors[name].view(getattr(torch, dtype)).reshape(shape) for name, dtype, shape in value["tensors"]]
     content = restore(value["tree"], tensors)
-    if not value["made"]:
-        return content
-    return _find(value["made"], _ADAPTERS)(set(), content)
-
-
-def _values(data: Mapping[str, Any]) -> list[Tree]:
-    return [patch[1] for patches in data["weights"].values() for patch in patches] + [
-        value for value, _ in data["bypass"].values()
-    ]
+    return _find(value["made"], _ADAPTERS)(set(), content) if value["made"] else content
 
 
 def _text(weights: Mapping[str, Any], bypass: Mapping[str, Any]) -> bytes:
@@ -235,17 +231,12 @@ def _name_of(thing: Any, inside: str = _FUNCTIONS) -> str:
     return name
 
 
-def _find(name: str, inside: str) -> Callable[..., Any]:
+def _find(name: str, inside: str) -> Any:
     module, _, attribute = name.partition(":")
     found = getattr(importlib.import_module(module), attribute, None) if module.startswith(inside) else None
     if not callable(found):
         raise RequestError(said("The ComfyUI of the workers has no {name}.", name=name), "Restart ComfyUI.")
-    known: Callable[..., Any] = found
-    return known
-
-
-def _function(name: str | None) -> Callable[..., Any] | None:
-    return None if name is None else _find(name, _FUNCTIONS)
+    return found
 
 
 def _refusal(what: str) -> RequestError:
@@ -253,13 +244,6 @@ def _refusal(what: str) -> RequestError:
         said("The workers cannot carry {what}.", what=what),
         "Remove the node that adds it, or load the model with Load Diffusion Model.",
     )
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    data: Any = as_bytes(tensor.cpu()).numpy()
-    named = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    named.update(data)
-    return named.hexdigest()[:32]
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
