@@ -34,8 +34,6 @@ _EXCHANGED = 8_000_000
 _COPIED, _COPIES = 64 << 20, 16
 """Bytes of a timed copy from the host, about those of a small block, and how many are timed: 20 ms at 54 GB/s."""
 
-Share = Callable[[dist.ProcessGroup], HostMemory]
-
 
 def measure_machine(assumed: MachineFacts, device: torch.device, world_size: int) -> MachineFacts:
     """Measure every rank's GPU and the links between them; about a second. Collective over the default group.
@@ -87,7 +85,9 @@ def measure_link(device: torch.device, world_size: int, assumed: LinkFacts) -> L
     return LinkFacts(assumed.name, outside / exchange / 1e9, latency, sent.nbytes / passed / 1e9, measured=True)
 
 
-def measure_route(device: torch.device, world_size: int, share: Share = HostMemory) -> float:
+def measure_route(
+    device: torch.device, world_size: int, share: Callable[[dist.ProcessGroup], HostMemory] = HostMemory
+) -> float:
     """Time our own way through the host's memory, with nothing to attend. Collective over the default group.
 
     Args:

@@ -11,6 +11,7 @@ from ..networks.comfyui.comfy_network import ComfyNetwork
 from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import forward_once
 from ..pipefusion.runner import StageRunner
+from ..requests.answers import Finished
 from ..requests.conditioning import CONTROL, Conditioning
 from ..requests.control import Control
 from ..requests.requests import INVOKABLE, Forward, Invoke, residual_name
@@ -59,11 +60,7 @@ def _repeated(
 
 
 def prepare_forward(state: RankState, request: Forward, resident: Resident, meta: Tensors) -> Prepared:
-    """A call with its conditioning, which leaves behind what those run that repeat it.
-
-    Raises:
-        ParallelError: with cause and fix.
-    """
+    """A call with its conditioning, which leaves behind what those run that repeat it."""
     x = meta["x"]
     given = state.conditionings.peek(request.conditioning, meta)
     seen = resident.family.check(given, x)
@@ -103,6 +100,6 @@ def prepare_invoke(state: RankState, request: Invoke, resident: Resident, meta: 
         if network is not None:
             resident.activate(patches=state.patches.find(request.patches))
             results["output"] = network.invoke(request.method, given.arguments)
-        return state.finished(None), results
+        return Finished(held=state.residency.held()), results
 
     return Prepared(run_it=work, takes_part=network is not None)

@@ -25,7 +25,7 @@ def prepare_attach(state: RankState, request: Attach) -> Prepared:
             parts = [arrived[attached_name(place)] for place in range(len(arrived))]
             state.conditionings.attach(request.number, build_module(request.form, parts))
             state.arriving.clear()
-        return state.finished(None), {}
+        return Finished(held=state.residency.held()), {}
 
     return Prepared(run_it=work)
 

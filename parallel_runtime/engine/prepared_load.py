@@ -12,10 +12,11 @@ from ..planning.weights_choice import choose_weights
 from ..planning.wish import TYPICAL, Wish, typical
 from ..requests.answers import Finished, Loaded, Surveyed
 from ..requests.control import Control
-from ..requests.facts import CPU
+from ..requests.facts import CPU, MachineFacts
 from ..requests.requests import Load, Release, Survey
 from ..said import together
 from .measure import measure_machine
+from .opened import Opened
 from .prepared import Agreed, Outcome, Prepared, Tensors, require_same
 from .rank_state import RankState
 
@@ -25,17 +26,11 @@ _STEP = 512 << 20
 
 
 def prepare_survey(state: RankState, request: Survey) -> Prepared:
-    """What a load would take: open the file, and offer what this rank has.
-
-    Raises:
-        ParallelError: as the load would.
-    """
+    """What a load would take: open the file, and offer what this rank has. Refused as the load would be."""
     load = request.load
-    config = ParallelConfig.from_mapping(load.config)
-    machine = replace(load.machine or CPU, speeds=tuple(state.meshes.speeds or ()), free_each=())
     opened = state.open(load)
-    wish = Wish(config, load.ranks, opened.facts, TYPICAL, machine)
-    needs = opened.in_file(choose(replace(wish, config=choose_weights(wish, opened.weight_bytes))).cost.weight_bytes)
+    wish = _wish(state, load, opened, replace(load.machine or CPU, free_each=()))
+    needs = opened.in_file(choose(wish).cost.weight_bytes)
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Tell what each rank has."""
@@ -49,27 +44,27 @@ def prepare_survey(state: RankState, request: Survey) -> Prepared:
     return Prepared(run_it=work, offers=offers)
 
 
+def _wish(state: RankState, request: Load, opened: Opened, machine: MachineFacts) -> Wish:
+    """The same on every rank: from the request, and from the collective that an engine starts with."""
+    config = ParallelConfig.from_mapping(request.config)
+    machine = replace(machine, speeds=tuple(state.meshes.speeds or ()))
+    wish = Wish(config, request.ranks, opened.facts, TYPICAL, machine)
+    return replace(wish, config=choose_weights(wish, opened.weight_bytes))
+
+
 _FACTS = "facts"
 """All later plans are made from what a rank read of the file, so ranks that read something else stop at once."""
 
 
 def prepare_load(state: RankState, request: Load, control: Control) -> Prepared:
-    """The model comes to the devices, or is there already: open the file, plan, and have the weights.
-
-    Raises:
-        ParallelError: with cause and fix.
-        Cancelled: this rank heard of a cancel.
-    """
-    config = ParallelConfig.from_mapping(request.config)
-    # The same on every rank: from the request, and from the collective that an engine starts with.
-    machine = replace(request.machine or CPU, speeds=tuple(state.meshes.speeds or ()))
+    """The model comes to the devices, or is there already: open the file, plan, and have the weights."""
     # Whatever fails on all ranks alike comes before any model is let go.
     opened = state.take_opened(request)
-    wish = Wish(config, request.ranks, opened.facts, TYPICAL, machine)
-    wish = replace(wish, config=choose_weights(wish, opened.weight_bytes))
+    wish = _wish(state, request, opened, request.machine or CPU)
     loaded = plan_loading(wish)
     wish = replace(wish, loaded=loaded)
     choose(wish)
+    machine = wish.machine
     place = state.meshes.place(loaded) if loaded.pipe > 1 else None
     resident, reused = state.residency.load(request, wish, opened, place, control)
     notes = opened.notes  # alone: what was opened goes

@@ -22,11 +22,7 @@ from .resident import Resident
 
 
 def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: Tensors) -> Prepared:
-    """Validate and plan.
-
-    Raises:
-        ParallelError: with cause and fix.
-    """
+    """Validate and plan."""
     x = meta["x"]
     denoising: Loop
     if request.host is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import torch
 
 from .. import memory
@@ -10,6 +9,7 @@ from ..config import ParallelPlan
 from ..errors import RequestError
 from ..loading.reading import ignore
 from ..mesh.agreement import agreed_history, offer_history, offer_same
+from ..requests.answers import Finished
 from ..requests.control import Cancelled, Control, StopVotes
 from ..requests.requests import RunVae
 from ..said import said
@@ -102,7 +102,7 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
             tried.add(kind)
         encodes = request.half == "encoder"
         what = "Encoded; devices at work: {count}." if encodes else "Decoded; devices at work: {count}."
-        answer = msgspec.structs.replace(state.finished(None), plan=said(what, count=ranks))
+        answer = Finished(said(what, count=ranks), held=state.residency.held())
         return answer, {} if output is None else {"output": output}
 
     return Prepared(run_it=work, offers=offers, takes_part=takes_part)

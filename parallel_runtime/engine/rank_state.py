@@ -94,11 +94,7 @@ class RankState:
             del self.calls[kind]
 
     def open(self, request: Load) -> Opened:
-        """The file of a load that will come, which then need not be opened again.
-
-        Raises:
-            As `open_model`.
-        """
+        """The file of a load that will come, which then need not be opened again."""
         opened = open_model(request, self.device)
         self._opened = msgspec.structs.replace(request, machine=None), opened
         return opened
@@ -137,15 +133,10 @@ class RankState:
         network.go_on(agreed, control.before_compiling)
         return network
 
-    def finished(self, placed: Placed | None, repeated: bool = False) -> Finished:
+    def finished(self, placed: Placed, repeated: bool = False) -> Finished:
         """The answer of a run.
 
         Args:
-            placed: what ran; None for what has no plan.
             repeated: the client has heard the plan's details.
         """
-        return Finished(
-            plan=placed.says if placed is not None else Said(""),
-            held=self.residency.held(),
-            details=placed.details if placed is not None and not repeated else None,
-        )
+        return Finished(placed.says, held=self.residency.held(), details=None if repeated else placed.details)

@@ -42,11 +42,7 @@ class WeightStore:
         self._now = 0
 
     def activate(
-        self,
-        model: LoadedModel,
-        on_bytes: OnBytes,
-        patches: WeightPatches | None = None,
-        smaller: Sequence[str] = (),
+        self, model: LoadedModel, on_bytes: OnBytes, patches: WeightPatches | None = None, smaller: Sequence[str] = ()
     ) -> None:
         """Have weights on the device, and memory for their runs; costs nothing for the model that was used last.
 
@@ -67,8 +63,8 @@ class WeightStore:
             if not weights.here:
                 if model.costs:
                     others = self._others(model)
-                    given_back = sum(other.costs for other in others)
                     # None of the others goes where it would not do to let all of them go.
+                    given_back = sum(other.costs for other in others)
                     memory.require(model.costs, self.device, self._rank, model.title, smaller, given_back)
                     self._park(others, model.costs, on_bytes)
                 self._allocate(
