@@ -65,9 +65,8 @@ class Engine(RankState):
             NotLoadedError: none of that number is kept, on any rank: see `forget_calls`.
         """
         if step.kind not in self.calls:
-            raise NotLoadedError(
-                said("The workers keep no call of number {kind}.", kind=step.kind), "Queue the prompt again."
-            )
+            what = said("The workers keep no call of number {kind}.", kind=step.kind)
+            raise NotLoadedError(what, "Queue the prompt again.")
         return self.calls[step.kind]
 
     def forget_calls(self) -> None:

@@ -77,10 +77,8 @@ class DiffusersFamily(Family):
         spec = self._spec
         context = conditioning.arguments.get("context")
         if not isinstance(context, torch.Tensor) or context.ndim != 3:
-            raise RequestError(
-                said("{title} needs text conditioning of three dimensions.", title=spec.title),
-                "Connect the text encoder that belongs to the model.",
-            )
+            what = said("{title} needs text conditioning of three dimensions.", title=spec.title)
+            raise RequestError(what, "Connect the text encoder that belongs to the model.")
         conditioning.check_rows(x.shape[0])
         shapes = conditioning.hollow()
         timestep = torch.zeros(x.shape[0])

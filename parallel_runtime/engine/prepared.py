@@ -26,9 +26,8 @@ def require_same(name: str, agreed: Agreed, path: str) -> None:
         CheckpointError: on all ranks.
     """
     if not agreed_same(name, agreed):
-        raise CheckpointError(
-            said("The hosts have different models at {path}.", path=path), "Copy the same file to all of them."
-        )
+        what = said("The hosts have different models at {path}.", path=path)
+        raise CheckpointError(what, "Copy the same file to all of them.")
 
 
 @dataclass(kw_only=True)

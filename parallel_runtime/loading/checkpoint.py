@@ -28,7 +28,6 @@ class Checkpoint:
     """A model that can be loaded.
 
     Args:
-        path: as asked for.
         spec: its family.
         config: arguments of the diffusers class that its config.json gives; the class has defaults for others.
         header: its tensors by name.
@@ -52,10 +51,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = expand(path)
     files, config_file = find_files(path)
     if config_file is None:
-        raise UnsupportedModelError(
-            said("{path} is a single file, which ComfyUI's own class runs, and there is no ComfyUI here.", path=path),
-            "Give ComfyUI's folder, or the folder that diffusers saved.",
-        )
+        what = "{path} is a single file, which ComfyUI's own class runs, and there is no ComfyUI here."
+        raise UnsupportedModelError(said(what, path=path), "Give ComfyUI's folder, or the folder that diffusers saved.")
     stamp = identity(path)  # before reading: a file replaced from here on will not look like this one
     contents = [read_header(file) for file in files]
     header = {key: info for content in contents for key, info in content.tensors.items()}

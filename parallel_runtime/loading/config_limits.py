@@ -37,9 +37,8 @@ def check_config(path: Path, config: Mapping[str, Any], tensors: int) -> None:
     """
     values = list(_values("", config))
     if len(values) > _MOST_VALUES:
-        raise CheckpointError(
-            said("{path} holds {values} values, which is no model's config.", path=path, values=len(values)), _FIX
-        )
+        what = said("{path} holds {values} values, which is no model's config.", path=path, values=len(values))
+        raise CheckpointError(what, _FIX)
     for name, value in values:
         most = _LARGEST_SIZE if "size" in name else _LARGEST
         if "layers" in name:

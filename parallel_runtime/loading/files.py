@@ -21,15 +21,12 @@ def find_files(path: str | Path) -> tuple[tuple[Path, ...], Path | None]:
     """
     path = expand(path)
     with reading(path):
-        is_file, is_folder = path.is_file(), path.is_dir()
-    if is_file:
-        return (path,), None
-    if not is_folder:
-        raise CheckpointError(
-            said("{shortened} does not exist.", shortened=shortened(path)),
-            "Check the model's path, and refresh the list of models.",
-        )
-    return find_in_folder(path)
+        if path.is_file():
+            return (path,), None
+        if path.is_dir():
+            return find_in_folder(path)
+    what = said("{shortened} does not exist.", shortened=shortened(path))
+    raise CheckpointError(what, "Check the model's path, and refresh the list of models.")
 
 
 def identity(path: str | Path) -> Identity:

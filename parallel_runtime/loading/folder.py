@@ -32,10 +32,8 @@ def find_in_folder(path: Path) -> tuple[tuple[Path, ...], Path]:
         return _find_weights(folder), config
     if (path / "model_index.json").is_file():
         name = read_json(path / "model_index.json").get("_class_name", "unknown")
-        raise UnsupportedModelError(
-            said("{path} is a diffusers folder of {name}, which has no transformer.", path=path, name=name),
-            "Choose the folder of a supported diffusion transformer.",
-        )
+        what = said("{path} is a diffusers folder of {name}, which has no transformer.", path=path, name=name)
+        raise UnsupportedModelError(what, "Choose the folder of a supported diffusion transformer.")
     raise CheckpointError(said("{folder} has no config.json.", folder=folder), "Choose a folder that diffusers saved.")
 
 
@@ -50,35 +48,31 @@ def _find_weights(folder: Path) -> tuple[Path, ...]:
     if default in found:
         return (default,)
     if not found:
-        pickles = sorted(folder.glob("*.bin"))
-        if pickles:
-            what = "{folder} has its weights as a PyTorch pickle ({name}), which could run code."
-            raise UnsupportedModelError(
-                said(what, folder=folder, name=pickles[0].name), "Download the safetensors version."
-            )
+        if pickles := sorted(folder.glob("*.bin")):
+            pickled = "{folder} has its weights as a PyTorch pickle ({name}), which could run code."
+            what = said(pickled, folder=folder, name=pickles[0].name)
+            raise UnsupportedModelError(what, "Download the safetensors version.")
         raise CheckpointError(said("{folder} has no safetensors file.", folder=folder), "Download the folder again.")
     shards = {(match.group(1), match.group(2)) for file in found if (match := _SHARD.fullmatch(file.name))}
     if len(found) > 1 and (len(shards) != 1 or len(found) != int(next(iter(shards))[1])):
         names = ", ".join(file.name for file in found[:4])
-        what = "{folder} has {found} safetensors files that are no complete set: {names}."
-        raise CheckpointError(
-            said(what, folder=folder, found=len(found), names=names), "Keep one version of the weights there."
-        )
+        files = f"{len(found)} safetensors files that are no complete set: {names}"
+        what = said("{folder} has {files}.", folder=folder, files=files)
+        raise CheckpointError(what, "Keep one version of the weights there.")
     return tuple(found)
 
 
 def _read_index(index: Path) -> tuple[Path, ...]:
     names = read_json(index).get("weight_map", {})
     if not isinstance(names, dict) or not names or not all(map(_is_file_name, names.values())):
-        raise CheckpointError(
-            said("{index} does not list the files of the model.", index=index), "Download the folder again."
-        )
+        what = said("{index} does not list the files of the model.", index=index)
+        raise CheckpointError(what, "Download the folder again.")
     files = tuple(index.parent / name for name in sorted(set(names.values())))
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        what = "{folder} lacks {count} of {files} files of the model, first {first}."
-        values = {"folder": index.parent, "count": len(missing), "files": len(files), "first": missing[0]}
-        raise CheckpointError(said(what, **values), "Download the missing files.")
+        lacks = f"{len(missing)} of {len(files)} files of the model, first {missing[0]}"
+        what = said("{folder} lacks {lacks}.", folder=index.parent, lacks=lacks)
+        raise CheckpointError(what, "Download the missing files.")
     return files
 
 
@@ -104,9 +98,8 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError(f"it has more than {_LARGEST_JSON} bytes")
         content = json.loads(text.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            said("{path} is not valid JSON ({error}).", path=path, error=str(error)[:200]), "Download it again."
-        ) from error
+        what = said("{path} is not valid JSON ({error}).", path=path, error=str(error)[:200])
+        raise CheckpointError(what, "Download it again.") from error
     if not isinstance(content, dict):
         raise CheckpointError(said("{path} is not a JSON object.", path=path), "Download it again.")
     return content

@@ -57,10 +57,8 @@ class GgufPack:
             return self.read(str(path))
         except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:_LONGEST_REASON].rstrip(".")
-            raise UnsupportedModelError(
-                said("ComfyUI-GGUF cannot read {path}: {reason}.", path=path, reason=reason),
-                "Update ComfyUI-GGUF, or choose another file.",
-            ) from error
+            what = said("ComfyUI-GGUF cannot read {path}: {reason}.", path=path, reason=reason)
+            raise UnsupportedModelError(what, "Update ComfyUI-GGUF, or choose another file.") from error
 
 
 def open_pack(folder: str) -> GgufPack:
@@ -70,10 +68,8 @@ def open_pack(folder: str) -> GgufPack:
         ConfigurationError: it is not there, is another version, or its package `gguf` is missing.
     """
     if not (Path(folder) / "loader.py").is_file():
-        raise ConfigurationError(
-            said("There is no ComfyUI-GGUF in {folder} on the host of this worker.", folder=folder),
-            "Install it at the same place on every host, or choose a safetensors file.",
-        )
+        what = said("There is no ComfyUI-GGUF in {folder} on the host of this worker.", folder=folder)
+        raise ConfigurationError(what, "Install it at the same place on every host, or choose a safetensors file.")
     name = f"gguf_pack_{hashlib.sha256(folder.encode()).hexdigest()[:12]}"
     if name not in sys.modules:
         package = ModuleType(name)
@@ -83,10 +79,8 @@ def open_pack(folder: str) -> GgufPack:
         reader, operations = (importlib.import_module(f"{name}.{part}") for part in ("loader", "ops"))
         return GgufPack(folder, reader.gguf_sd_loader, operations.GGMLOps, reader.gguf.GGML_QUANT_SIZES)
     except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            said("ComfyUI-GGUF in {folder} cannot be used: {error}.", folder=folder, error=error),
-            "Update it, and install its requirements.",
-        ) from error
+        what = said("ComfyUI-GGUF in {folder} cannot be used: {error}.", folder=folder, error=error)
+        raise ConfigurationError(what, "Update it, and install its requirements.") from error
 
 
 _MAGIC = b"GGUF"
@@ -116,9 +110,8 @@ def check_gguf_header(path: Path, sizes: Mapping[int, tuple[int, int]]) -> None:
     try:
         _Header(start, size).check(sizes)
     except ValueError as error:
-        raise CheckpointError(
-            said("{path} has a damaged header ({error}).", path=path, error=str(error)[:200]), AGAIN
-        ) from error
+        what = said("{path} has a damaged header ({error}).", path=path, error=str(error)[:200])
+        raise CheckpointError(what, AGAIN) from error
 
 
 class _Header:

@@ -98,13 +98,11 @@ def _refuse_foreign(path: Path, start: bytes, size: int) -> NoReturn:
         what, fix = foreign
         raise UnsupportedModelError(said("{path} is {what}, not safetensors.", path=path, what=what), fix)
     if start.startswith(b"version "):
-        raise CheckpointError(
-            said("{path} is a Git LFS pointer, not the model itself.", path=path), "Run git lfs pull."
-        )
+        what = said("{path} is a Git LFS pointer, not the model itself.", path=path)
+        raise CheckpointError(what, "Run git lfs pull.")
     if start.startswith(b"<"):
-        raise CheckpointError(
-            said("{path} is a web page, not a model.", path=path), "Download the file itself; it may need a login."
-        )
+        what = said("{path} is a web page, not a model.", path=path)
+        raise CheckpointError(what, "Download the file itself; it may need a login.")
     # None of its bytes are shown: a link may lead to anything.
     raise CheckpointError(said("{path} is no safetensors file ({size} bytes).", path=path, size=size), AGAIN)
 
@@ -147,8 +145,7 @@ def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
         # Types that we do not know (packed ones) are refused by name later; only their place is checked here.
         wanted = math.prod(info.shape) * _BYTES[info.dtype] if info.dtype in _BYTES else end - begin
         if begin != position or end < begin or end - begin != wanted:
-            raise CheckpointError(
-                said("{path} has a damaged header: the place of tensor {key} does not fit.", path=path, key=key), AGAIN
-            )
+            what = "{path} has a damaged header: the place of tensor {key} does not fit."
+            raise CheckpointError(said(what, path=path, key=key), AGAIN)
         position = end
     return FileHeader(tensors, metadata), data + position

@@ -76,35 +76,24 @@ class HostFile:
         return network
 
     def missing(self, network: nn.Module) -> list[str]:
-        """Names of weights that the network has and the file has not; ComfyUI leaves those as their memory was.
-
-        Args:
-            network: as `build` makes it.
+        """Names of weights that the network (see `build`) has and the file has not: ComfyUI leaves them as their memory
+        was.
 
         Raises:
-            UnsupportedModelError: ComfyUI does not get as far as that, with its reason.
+            UnsupportedModelError: ComfyUI does not get as far as that, with its reason; or sizes are unlike.
         """
         with comfyuis_reason(said("ComfyUI cannot read {path}", path=self.path.name)):
             given = self.config.process_unet_state_dict(dict(self.state_dict))
-            if self.pack is not None:
-                _check_sizes(given, network)
+            for name, wanted in network.named_parameters() if self.pack is not None else ():
+                # The pack's layers take weights of any size, which ComfyUI's own loader refuses: a run would fail.
+                if name in given and math.prod(given[name].shape) != wanted.numel():
+                    raise ValueError(f"{name} is {list(given[name].shape)}, and {list(wanted.shape)} is wanted")
         return [name for name, _ in network.named_parameters() if name not in given]
 
     def build_model(self) -> Any:
         """ComfyUI's model with the types and operations of the configuration; see host_model.py."""
         tensors = {**self.outside, **self.state_dict}
         return build_model(self.config, self.path, tensors, self.prefix, self.beside)
-
-
-def _check_sizes(given: Mapping[str, torch.Tensor], network: nn.Module) -> None:
-    """The pack's layers take weights of any size, which ComfyUI's own loader refuses: a run would fail.
-
-    Raises:
-        ValueError: another size than the network's.
-    """
-    for name, wanted in network.named_parameters():
-        if name in given and math.prod(given[name].shape) != wanted.numel():
-            raise ValueError(f"{name} is {list(given[name].shape)}, and {list(wanted.shape)} is wanted")
 
 
 @contextmanager
@@ -120,10 +109,8 @@ def comfyuis_reason(what: Said) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"[:500]
-        raise UnsupportedModelError(
-            said("{what}: {reason}.", what=what, reason=reason), "Update ComfyUI, or choose another file."
-        ) from error
+        reason = said("{what}: {reason}.", what=what, reason=f"{type(error).__name__}: {error}"[:500])
+        raise UnsupportedModelError(reason, "Update ComfyUI, or choose another file.") from error
 
 
 def open_host_file(path: str | Path, gguf: str = "") -> HostFile:
@@ -186,10 +173,9 @@ def _recognise(
             names = comfy.utils.unet_to_diffusers(config.unet_config)
             state_dict = {name: state_dict[theirs] for theirs, name in names.items() if theirs in state_dict}
     if config is None:
-        what = "{path} is {name_contents}, not a diffusion model supported by this ComfyUI."
-        raise UnsupportedModelError(
-            said(what, path=path, name_contents=name_contents(state_dict)), "Update ComfyUI, or choose another file."
-        )
+        unknown = "{path} is {name_contents}, not a diffusion model supported by this ComfyUI."
+        what = said(unknown, path=path, name_contents=name_contents(state_dict))
+        raise UnsupportedModelError(what, "Update ComfyUI, or choose another file.")
     size = sum(tensor.nbytes for tensor in state_dict.values())
     stored = None if getattr(config, "quant_config", None) else comfy.utils.weight_dtype(state_dict)
     prefix = prefix if inner else ""

@@ -57,9 +57,8 @@ class Reader(ABC):
             CheckpointError, UnsupportedModelError: it cannot be read.
         """
         if identity(self._path) != self._stamp:
-            raise NotLoadedError(
-                said("{path} was replaced since it was loaded.", path=self._path), "Queue the prompt again."
-            )
+            what = said("{path} was replaced since it was loaded.", path=self._path)
+            raise NotLoadedError(what, "Queue the prompt again.")
         return self.begin(on_bytes)
 
     @abstractmethod

@@ -22,10 +22,8 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(
-            said("{path} cannot be read: {strerror}.", path=shortened(path), strerror=error.strerror),
-            "Check the path, the rights of the file, and the disk.",
-        ) from error
+        what = said("{path} cannot be read: {strerror}.", path=shortened(path), strerror=error.strerror)
+        raise CheckpointError(what, "Check the path, the rights of the file, and the disk.") from error
 
 
 def expand(path: str | Path) -> Path:
@@ -38,14 +36,11 @@ def expand(path: str | Path) -> Path:
         expanded = Path(path).expanduser()
         str(expanded).encode("utf-8")
     except RuntimeError as error:
-        raise CheckpointError(
-            said("{shortened} does not exist.", shortened=shortened(Path(path))), "Write the path in full."
-        ) from error
+        what = said("{shortened} does not exist.", shortened=shortened(Path(path)))
+        raise CheckpointError(what, "Write the path in full.") from error
     except UnicodeEncodeError as error:
-        raise CheckpointError(
-            said("The name {shortened} is not UTF-8.", shortened=shortened(Path(path))),
-            "Rename the file or folder, and refresh the list of models.",
-        ) from error
+        what = said("The name {shortened} is not UTF-8.", shortened=shortened(Path(path)))
+        raise CheckpointError(what, "Rename the file or folder, and refresh the list of models.") from error
     return expanded
 
 

@@ -200,9 +200,8 @@ def _read_exactly(descriptor: int, piece: Piece, buffer: torch.Tensor) -> None:
         with reading(piece.file):
             count = os.preadv(descriptor, [view[done:]], piece.start + done)
         if not count:
-            raise CheckpointError(
-                said("{file} became shorter while it was read.", file=piece.file), "Copy the file again."
-            )
+            what = said("{file} became shorter while it was read.", file=piece.file)
+            raise CheckpointError(what, "Copy the file again.")
         done += count
 
 

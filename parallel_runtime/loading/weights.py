@@ -63,17 +63,14 @@ def check_weights(transformer: torch.nn.Module, checkpoint: Checkpoint) -> None:
     missing = sorted(wanted.keys() - checkpoint.header.keys())
     if missing:
         what = f"{len(missing)} of {len(wanted)} tensors of {title}, first {missing[0]}"
-        raise CheckpointError(
-            said("{path} lacks {what}.", path=path, what=what), "Download the file again, or choose a complete one."
-        )
+        lacks = said("{path} lacks {what}.", path=path, what=what)
+        raise CheckpointError(lacks, "Download the file again, or choose a complete one.")
     misfits = [name for name, shape in wanted.items() if checkpoint.header[name].shape != shape]
     if misfits:
         first = misfits[0]
         what = f"first {first}: {checkpoint.header[first].shape} where {title} of this size has {wanted[first]}"
-        raise CheckpointError(
-            said("{path} has {count} tensors of a wrong shape, {what}.", path=path, count=len(misfits), what=what),
-            "Download the file again, or choose another one.",
-        )
+        unlike = said("{path} has {count} tensors of a wrong shape, {what}.", path=path, count=len(misfits), what=what)
+        raise CheckpointError(unlike, "Download the file again, or choose another one.")
     extra = sorted(checkpoint.header.keys() - wanted.keys())
     if extra:
         _log.warning("%s: ignored %d tensors without a place, such as %s", path, len(extra), extra[0])
@@ -91,8 +88,6 @@ def build_transformer(checkpoint: Checkpoint) -> torch.nn.Module:
         with WithoutWeights():
             return transformer_class(**checkpoint.config)
     except (TypeError, ValueError) as error:
-        what = "diffusers {version} does not build {name} from the configuration of {path} ({error})."
-        values = {"version": diffusers.__version__, "name": checkpoint.spec.transformer_class, "path": checkpoint.path}
-        raise UnsupportedModelError(
-            said(what, error=error, **values), "Check config.json, or update diffusers."
-        ) from error
+        what = f"diffusers {diffusers.__version__} does not build {checkpoint.spec.transformer_class}"
+        of = said("{what} from the configuration of {path} ({error}).", what=what, path=checkpoint.path, error=error)
+        raise UnsupportedModelError(of, "Check config.json, or update diffusers.") from error
