@@ -47,8 +47,8 @@ def measure_machine(assumed: MachineFacts, device: torch.device, world_size: int
         return assumed
     if min(gather_from_ranks([float(torch.cuda.mem_get_info(device)[0])], world_size))[0] < _NEEDED_BYTES:
         return assumed
-    rates = [min(numbers) for numbers in zip(*gather_from_ranks(_gpu_rates(device), world_size), strict=True)]
-    facts = replace(assumed, matmul=rates[0], attention=rates[1], memory_rate=rates[2], measured=True)
+    matmul, attention, elementwise = map(min, zip(*gather_from_ranks(_gpu_rates(device), world_size), strict=True))
+    facts = replace(assumed, matmul=matmul, attention=attention, memory_rate=elementwise, measured=True)
     facts = replace(facts, host_rate=measure_host(device, world_size))
     if world_size > 1 and facts.network is not None:
         facts = replace(facts, network=measure_link(device, world_size, facts.network))

@@ -13,7 +13,6 @@ import torch
 
 from .. import memory
 from ..acceleration.pulse import Pulse
-from ..config import ParallelConfig
 from ..errors import UnsupportedModelError
 from ..loading.checkpoint import open_checkpoint
 from ..loading.comfyui_network import NetworkReader, NetworkWeights
@@ -79,10 +78,6 @@ class Opened(ABC):
     @abstractmethod
     def network(self, weights: LoadedWeights, options: Options, owned: tuple[int, int] | None, pulse: Pulse) -> Network:
         """What runs with the weights, which are here, over any mesh."""
-
-    def options(self, config: ParallelConfig, device: torch.device) -> Options:
-        """See Options."""
-        return config.attention, self.compiles and config.compiles(device.type == "cuda")
 
     def costs(self, owned: tuple[int, int] | None, dealer: Dealer | None) -> int:
         """Bytes that the weights take from the device, about."""

@@ -83,11 +83,7 @@ def prepare_forward(state: RankState, request: Forward, resident: Resident, meta
 
 
 def prepare_invoke(state: RankState, request: Invoke, resident: Resident, meta: Tensors) -> Prepared:
-    """A call of another method. Every rank that has the network computes it by itself, as it takes milliseconds.
-
-    Raises:
-        RequestError: no network of ComfyUI's, or no method that may be called.
-    """
+    """A call of another method. Every rank that has the network computes it by itself, as it takes milliseconds."""
     network = resident.network
     if request.method not in INVOKABLE or not isinstance(network, ComfyNetwork | None):
         raise RequestError(said("The model in the workers has no {method}.", method=request.method), "Report this.")

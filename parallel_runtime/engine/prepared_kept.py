@@ -31,11 +31,7 @@ def prepare_attach(state: RankState, request: Attach) -> Prepared:
 
 
 def prepare_patches(state: RankState, request: KeepPatches) -> Prepared:
-    """Weight patches, which calls to come name, and ComfyUI's code, which computes with them.
-
-    Raises:
-        ConfigurationError: there is no ComfyUI on this rank's host.
-    """
+    """Weight patches, which calls to come name, and ComfyUI's code, which computes with them."""
     code = request.comfyui
     use_comfyui(code.folder, {**code.options, "cpu": state.device.type == "cpu"})
 

@@ -31,12 +31,7 @@ _SPARE = 2
 
 
 def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Control) -> Prepared:
-    """Encode or decode: look at the tensor, have the VAE, and memory for it.
-
-    Raises:
-        RequestError: no tensor that a VAE takes.
-        As `Residency.load_vae`.
-    """
+    """Encode or decode: look at the tensor, have the VAE, and memory for it."""
     x = meta["x"]
     if x.ndim not in _DIMS or not x.numel():
         raise RequestError(

@@ -36,15 +36,11 @@ def check_place(
     meta: Mapping[str, torch.Tensor],
     keeps: bool,
 ) -> None:
-    """Refuse what this rank cannot run at its place.
+    """Refuse what this rank cannot run at its place: see `_require_memory`, and inputs that act inside of stages.
 
     Args:
         references: the conditionings of the request.
         keeps: PipeFusion's stages keep keys and values for it.
-
-    Raises:
-        RequestError: an input that acts inside of the network, of stages.
-        OutOfMemoryError: see `_require_memory`.
     """
     place, resident, kept = placed.place, placed.resident, 0
     if place is None:

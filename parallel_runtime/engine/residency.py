@@ -79,10 +79,9 @@ class Residency:
         most = most_parameters(wish.machine.memory_bytes, opened.dtype.itemsize)
         owned = owned_blocks(opened.facts, place, most) if place is not None else None
         used = self._rank < request.ranks and (loaded.pipe == 1 or owned is not None)
-        mode = config.weights if config.weights in STREAMED else "whole"
         dealer = None
         key: Hashable = (opened.identity, loaded.pipe, owned)
-        if mode != "whole":
+        if (mode := config.weights) in STREAMED:
             key = (opened.identity, mode, request.ranks, config.resident, config.held)
             held = config.held[self._rank] if self._rank < len(config.held) else 0
             dealer = Dealer(mode, self._rank, request.ranks, self._folder, key, self._device, config.resident, held)
@@ -98,16 +97,16 @@ class Residency:
         try:
             if used:
                 if model is None:
-                    costs = opened.costs(owned, dealer)
                     title = f"{opened.title} ({mode})" if dealer is not None else opened.title
                     weights = opened.weights(owned, self._device, dealer)
-                    model = LoadedModel(key, title, weights, costs)
+                    model = LoadedModel(key, title, weights, opened.costs(owned, dealer))
                     self.store.add(model)
                 smaller = [*opened.smaller(model.costs, self._device), *ways_out(wish, opened.weight_bytes)]
                 self.store.activate(model, control.loading, smaller=smaller)
-                options = opened.options(config, self._device)
+                on_gpu = self._device.type == "cuda"
+                options = config.attention, opened.compiles and config.compiles(on_gpu)
                 if options not in model.networks:
-                    if self._device.type == "cuda":
+                    if on_gpu:
                         control.measuring()  # which attention kernel is the fastest, where nobody knows yet
                     model.networks[options] = opened.network(model.weights, options, owned, self.pulse)
                 network = model.networks[options]

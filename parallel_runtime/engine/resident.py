@@ -50,14 +50,7 @@ class Resident:
         return 0 if self.loaded_model is None else self.loaded_model.weights.size
 
     def activate(self, on_bytes: OnBytes = ignore, patches: WeightPatches | None = None) -> None:
-        """Have the weights on the device; costs nothing where they are. Every use begins with it.
-
-        Args:
-            patches: that they are to have; None for any.
-
-        Raises:
-            As `WeightStore.activate`.
-        """
+        """Have the weights on the device; see `WeightStore.activate`. Every use begins with it."""
         self.store.make_way(self.loaded_model.key if self.loaded_model is not None else None)
         if self.loaded_model is not None:
             self.store.activate(self.loaded_model, on_bytes, patches)

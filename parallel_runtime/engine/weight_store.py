@@ -114,16 +114,14 @@ class WeightStore:
 
     def could_have(self) -> int:
         """Bytes of the device that a model can have when all others have left it."""
-        here = [model for model in self._models.values() if model.costs and model.weights.here]
-        return memory.free_bytes(self.device) + sum(model.costs for model in here)
+        return memory.free_bytes(self.device) + sum(model.costs for model in self._here())
 
     def _others(self, keep: LoadedModel) -> list[LoadedModel]:
-        others = [
-            model
-            for model in self._models.values()
-            if model is not keep and model.costs and model.weights.here and not model.shared_on_device
-        ]
-        return sorted(others, key=lambda model: model.used)
+        may_go = [model for model in self._here() if model is not keep and not model.shared_on_device]
+        return sorted(may_go, key=lambda model: model.used)
+
+    def _here(self) -> list[LoadedModel]:
+        return [model for model in self._models.values() if model.costs and model.weights.here]
 
     def _park(self, others: list[LoadedModel], wanted: int, on_bytes: OnBytes) -> None:
         for model in others:
@@ -165,7 +163,9 @@ class WeightStore:
         for model in others:
             if model.weights.shared is not None and not model.shared_on_device:
                 model.give_back()
-                _wait(model.weights.shared.is_nowhere, wanted.has_room)
+                deadline = time.monotonic() + ROOM_SECONDS
+                while not (model.weights.shared.is_nowhere() or wanted.has_room()) and time.monotonic() < deadline:
+                    time.sleep(0.01)
         return wanted.has_room()
 
     def give_back(self, model: LoadedModel, park: bool = False) -> int:
@@ -205,10 +205,3 @@ class WeightStore:
             # They may lie in the memory of recordings, and recordings of any model use them: not before all are gone.
             clear_workspaces()
         torch.cuda.empty_cache()
-
-
-def _wait(*there: Callable[[], bool]) -> None:
-    """Until one of them holds, or for ROOM_SECONDS."""
-    deadline = time.monotonic() + ROOM_SECONDS
-    while not any(each() for each in there) and time.monotonic() < deadline:
-        time.sleep(0.01)

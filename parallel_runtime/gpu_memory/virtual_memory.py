@@ -6,8 +6,8 @@ comes and goes, so that recordings of a model outlive its weights (CUDA Driver A
 
 from __future__ import annotations
 
-import ctypes
 import sys
+from ctypes import Structure, byref, c_int, c_size_t, c_ubyte, c_uint64, c_ushort, c_void_p
 from typing import Any
 
 import torch
@@ -19,43 +19,43 @@ CHUNK = 512 << 20
 """Bytes of one allocation; small enough that a device in use has as much in one piece."""
 
 _PINNED, _DEVICE, _READ_AND_WRITE = 1, 1, 3  # CU_MEM_ALLOCATION_TYPE, CU_MEM_LOCATION_TYPE, CU_MEM_ACCESS_FLAGS
-_GRANULARITY_RECOMMENDED = 1
-_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102  # CU_DEVICE_ATTRIBUTE
+_RECOMMENDED = 1  # CUmemAllocationGranularity_flags
+_VIRTUAL_MEMORY_SUPPORTED = 102  # CU_DEVICE_ATTRIBUTE
 
 
-class _Location(ctypes.Structure):
+class _Location(Structure):
     """CUmemLocation."""
 
-    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+    _fields_ = (("type", c_int), ("id", c_int))
 
 
-class _AllocationFlags(ctypes.Structure):
+class _AllocationFlags(Structure):
     """`allocFlags` of CUmemAllocationProp."""
 
     _fields_ = (
-        ("compressionType", ctypes.c_ubyte),
-        ("gpuDirectRDMACapable", ctypes.c_ubyte),
-        ("usage", ctypes.c_ushort),
-        ("reserved", ctypes.c_ubyte * 4),
+        ("compressionType", c_ubyte),
+        ("gpuDirectRDMACapable", c_ubyte),
+        ("usage", c_ushort),
+        ("reserved", c_ubyte * 4),
     )
 
 
-class _AllocationProperties(ctypes.Structure):
+class _AllocationProperties(Structure):
     """CUmemAllocationProp."""
 
     _fields_ = (
-        ("type", ctypes.c_int),
-        ("requestedHandleTypes", ctypes.c_int),
+        ("type", c_int),
+        ("requestedHandleTypes", c_int),
         ("location", _Location),
-        ("win32HandleMetaData", ctypes.c_void_p),
+        ("win32HandleMetaData", c_void_p),
         ("allocFlags", _AllocationFlags),
     )
 
 
-class _Access(ctypes.Structure):
+class _Access(Structure):
     """CUmemAccessDesc."""
 
-    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+    _fields_ = (("location", _Location), ("flags", c_int))
 
 
 class VirtualRegion:
@@ -80,26 +80,19 @@ class VirtualRegion:
         self._mapped: list[tuple[int, int]] = []
         self._address = 0
         torch.cuda.synchronize(device)  # the context exists
-        ordinal, supported = ctypes.c_int(), ctypes.c_int()
-        cuda_driver.call("cuDeviceGet", ctypes.byref(ordinal), device.index)
-        cuda_driver.call(
-            "cuDeviceGetAttribute", ctypes.byref(supported), _VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ordinal.value
-        )
+        ordinal, supported = c_int(), c_int()
+        cuda_driver.call("cuDeviceGet", byref(ordinal), device.index)
+        cuda_driver.call("cuDeviceGetAttribute", byref(supported), _VIRTUAL_MEMORY_SUPPORTED, ordinal.value)
         if not supported.value:
             raise DriverError(f"{device} has no virtual memory management.")
         self._location = _Location(_DEVICE, ordinal.value)
         self._properties = _AllocationProperties(type=_PINNED, location=self._location)
-        step = ctypes.c_size_t()
-        cuda_driver.call(
-            "cuMemGetAllocationGranularity",
-            ctypes.byref(step),
-            ctypes.byref(self._properties),
-            _GRANULARITY_RECOMMENDED,
-        )
+        step = c_size_t()
+        cuda_driver.call("cuMemGetAllocationGranularity", byref(step), byref(self._properties), _RECOMMENDED)
         self.size = -(-max(size, 1) // step.value) * step.value
         self._chunk = -(-chunk // step.value) * step.value
-        address = ctypes.c_uint64()
-        cuda_driver.call("cuMemAddressReserve", ctypes.byref(address), self.size, 0, 0, 0)
+        address = c_uint64()
+        cuda_driver.call("cuMemAddressReserve", byref(address), self.size, 0, 0, 0)
         self._address = address.value
 
     @property
@@ -125,7 +118,7 @@ class VirtualRegion:
             for start in range(0, self.size, self._chunk):
                 self._map(self._address + start, min(self._chunk, self.size - start))
             access = _Access(self._location, _READ_AND_WRITE)
-            cuda_driver.call("cuMemSetAccess", self._address, self.size, ctypes.byref(access), 1)
+            cuda_driver.call("cuMemSetAccess", self._address, self.size, byref(access), 1)
         except torch.OutOfMemoryError:
             self.give_back()
             raise torch.OutOfMemoryError(f"Tried to allocate {self.size / 2**30:.2f} GiB for weights.") from None
@@ -134,8 +127,8 @@ class VirtualRegion:
             raise
 
     def _map(self, address: int, size: int) -> None:
-        handle = ctypes.c_uint64()
-        cuda_driver.call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), 0)
+        handle = c_uint64()
+        cuda_driver.call("cuMemCreate", byref(handle), size, byref(self._properties), 0)
         try:
             cuda_driver.call("cuMemMap", address, size, 0, handle.value, 0)
             self._mapped.append((address, size))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,7 @@ class LeftInFile(TorchFunctionMode):
         self._ticked = time.monotonic()
         self._sources: dict[torch.Tensor, torch.Tensor] = {}  # by identity: that is how tensors hash
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called for each function of torch."""
         if time.monotonic() - self._ticked > _TICK_SECONDS:
             self._tick()
