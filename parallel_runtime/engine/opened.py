@@ -100,7 +100,7 @@ class Opened(ABC):
 
 
 class OpenedCheckpoint(Opened):
-    """For a class of diffusers."""
+    """For a class of diffusers. Raises as `open_checkpoint` and `build_transformer`."""
 
     def __init__(self, request: Load):
         self._checkpoint = open_checkpoint(request.path)
@@ -173,10 +173,5 @@ class OpenedNetwork(Opened):
 
 
 def open_model(request: Load, device: torch.device) -> Opened:
-    """Examine a file.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: what it is not.
-        ConfigurationError: this rank has no ComfyUI for it.
-    """
+    """Examine a file; for errors see the two classes."""
     return OpenedCheckpoint(request) if request.comfyui is None else OpenedNetwork(request, request.comfyui, device)

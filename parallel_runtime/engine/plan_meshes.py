@@ -22,7 +22,6 @@ class Meshes:
     """Layouts and meshes by plan.
 
     Args:
-        rank, world_size: of this rank.
         speeds: of all ranks, None where they are alike; the same on every rank.
         leave: lets go of what was recorded over a mesh, before its groups are destroyed.
         share: see Groups.

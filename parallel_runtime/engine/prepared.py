@@ -20,11 +20,7 @@ Outcome = tuple[Answer, Results]
 
 
 def require_same(name: str, agreed: Agreed, path: str) -> None:
-    """Refuse to run with a file that ranks have otherwise (`offer_same`).
-
-    Raises:
-        CheckpointError: on all ranks.
-    """
+    """Raise a CheckpointError, on all ranks, where they have unlike files (`offer_same`)."""
     if not agreed_same(name, agreed):
         what = said("The hosts have different models at {path}.", path=path)
         raise CheckpointError(what, "Copy the same file to all of them.")
@@ -35,7 +31,6 @@ class Prepared:
     """A request that this rank is ready to run. `run` is called on all ranks or on none.
 
     Args:
-        run_it: its work.
         undo: what undoes preparing, where another rank could not prepare. Most kinds leave nothing to undo.
         offers: what this rank has or can do where ranks may differ and must act alike; `agreed` is the least of all
             ranks' offers under each name.

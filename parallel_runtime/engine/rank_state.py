@@ -57,7 +57,6 @@ class RankState:
     """What prepared requests work with. Its constructor is collective over all ranks.
 
     Args:
-        device: where this rank computes.
         rank, world_size: place in the default process group; one rank needs none.
     """
 
@@ -120,11 +119,8 @@ class RankState:
         return Placed(resident, plan, place, what_runs(wish), details_of(wish))
 
     def join(self, placed: Placed, agreed: Mapping[str, int], control: Control) -> Network | None:
-        """Join the groups of a plan, and have the model run over it. Collective over the world where groups are new.
-
-        Returns:
-            The network; None on a rank that takes no part.
-        """
+        """Join the groups of a plan, and have the model run over it; None on a rank that takes no part. Collective over
+        the world where groups are new."""
         mesh = self.meshes.join(placed.plan)
         if mesh is None:
             return None
@@ -134,9 +130,5 @@ class RankState:
         return network
 
     def finished(self, placed: Placed, repeated: bool = False) -> Finished:
-        """The answer of a run.
-
-        Args:
-            repeated: the client has heard the plan's details.
-        """
+        """The answer of a run. Where it is repeated, the client has heard the plan's details."""
         return Finished(placed.says, held=self.residency.held(), details=None if repeated else placed.details)

@@ -35,11 +35,7 @@ _MOST_VAES = 4
 
 
 class Residency:
-    """The models and VAEs of a rank. Which weights are on the device is the store's affair.
-
-    Args:
-        folder: see `HostCopies`.
-    """
+    """The models and VAEs of a rank. Which weights are on the device is the store's affair."""
 
     def __init__(self, device: torch.device, rank: int, folder: Path | None = None):
         self._device = device
@@ -122,13 +118,7 @@ class Residency:
         return resident, reused
 
     def load_vae(self, request: RunVae, control: Control) -> LoadedModel:
-        """Have the VAE of a request on the device.
-
-        Raises:
-            CheckpointError, UnsupportedModelError: ComfyUI cannot read its file.
-            OutOfMemoryError: it does not fit.
-            Cancelled: this rank heard of a cancel.
-        """
+        """Have the VAE of a request on the device. Raises as `load`."""
         file = request.file
         stamp = identity(file.path)
         key = "vae", stamp, file.checkpoint, file.dtype
@@ -159,14 +149,8 @@ class Residency:
         model.networks = {options: network for options, network in model.networks.items() if network in used}
 
     def give_back(self, name: str, park: bool = False) -> int:
-        """Return a model's or a VAE's weights to the system, and what its runs have left behind. Every rank calls it.
-
-        Args:
-            park: keep a copy of a model on the host, where it has memory.
-
-        Returns:
-            Bytes of weights; 0 for a model that is not here.
-        """
+        """Return a model's or a VAE's weights to the system, as `WeightStore.give_back` does; their bytes. Every rank
+        calls it."""
         model = self._model(name)
         freed = self.store.give_back(model, park) if model is not None else 0
         if name in self._vaes:

@@ -29,7 +29,6 @@ class WeightStore:
     device does not: ranks may have memory for more or for fewer. Nothing that the ranks do together depends on it.
 
     Args:
-        device: where weights are held.
         folder: see `HostCopies`.
     """
 
@@ -134,9 +133,6 @@ class WeightStore:
 
         What counts as free may lie in recordings, or in pieces. Where the host runs out of it, other models that
         stream from there go first.
-
-        Raises:
-            torch.OutOfMemoryError, OutOfMemoryError: it does not help.
         """
         try:
             run()
@@ -173,9 +169,6 @@ class WeightStore:
 
         Args:
             park: keep a copy on the host, where it has memory.
-
-        Returns:
-            Bytes of weights.
         """
         freed = model.weights.size if model.weights.here else 0
         if park:

@@ -18,14 +18,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def lay_out(sizes: Mapping[Name, int]) -> tuple[dict[Name, int], int]:
-    """Give tensors their places in a region, in the order of their names.
-
-    Args:
-        sizes: name -> bytes.
-
-    Returns:
-        Name -> first byte, and bytes of the region.
-    """
+    """Places in a region for tensors of so many bytes, in their order: name -> first byte, and bytes of the region."""
     starts: dict[Name, int] = {}
     end = 0
     for name, size in sizes.items():

@@ -14,16 +14,11 @@ MAPPED = 2
 
 
 def register(memory: torch.Tensor, flags: int = 0) -> bool:
-    """Pin memory that PyTorch's allocator did not give out; copies also work where that fails, only slower.
+    """Pin memory (whole, contiguous) that PyTorch's allocator did not give out; returns whether that worked. Where not,
+    copies are slower.
 
     Who registers lets go (`unregister`) before the memory is unmapped: its addresses are taken for others, for which
     this would fail.
-
-    Args:
-        memory: whole, contiguous.
-
-    Returns:
-        Whether it is pinned.
     """
     if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, flags)) == 0:
         return True
@@ -34,11 +29,7 @@ def register(memory: torch.Tensor, flags: int = 0) -> bool:
 
 
 def unregister(address: int) -> None:
-    """Let go of memory that was registered.
-
-    Args:
-        address: of its first byte.
-    """
+    """Let go of memory that was registered, by the address of its first byte."""
     torch.cuda.cudart().cudaHostUnregister(address)
 
 

@@ -29,7 +29,6 @@ def check_config(path: Path, config: Mapping[str, Any], tensors: int) -> None:
     """Refuse numbers that no model has.
 
     Args:
-        path: of the config, for the message.
         tensors: how many its files have; every layer has one at least.
 
     Raises:

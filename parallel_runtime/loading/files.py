@@ -16,8 +16,7 @@ def find_files(path: str | Path) -> tuple[tuple[Path, ...], Path | None]:
     """The safetensors files, in a fixed order, and the config.json of a folder; None for a single file.
 
     Raises:
-        CheckpointError: nothing there.
-        CheckpointError, UnsupportedModelError: see `find_in_folder`.
+        CheckpointError, UnsupportedModelError: nothing there; see `find_in_folder`.
     """
     path = expand(path)
     with reading(path):

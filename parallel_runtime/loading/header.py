@@ -40,11 +40,7 @@ _FOREIGN_SUFFIXES = {".gguf": _GGUF, **dict.fromkeys((".ckpt", ".pt", ".pt2", ".
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor: its shape, its type as safetensors spells it ("BF16", "F32", ...), and where it lies.
-
-    Args:
-        start: byte of the file.
-    """
+    """One tensor: shape, type as safetensors spells it ("BF16", "F32", ...), and at which byte of its file it lies."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -54,12 +50,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class FileHeader:
-    """Header of one file.
-
-    Args:
-        tensors: by their key in the file.
-        metadata: the free-form text beside them.
-    """
+    """Header of one file: its tensors by their key there, and the free-form text beside them."""
 
     tensors: Mapping[str, TensorInfo]
     metadata: dict[str, str]
@@ -108,11 +99,7 @@ def _refuse_foreign(path: Path, start: bytes, size: int) -> NoReturn:
 
 
 def _numbers(values: Any, most: int) -> tuple[int, ...]:
-    """Sizes or offsets, which JSON may have as anything.
-
-    Raises:
-        ValueError, TypeError: something else.
-    """
+    """Sizes or offsets, which JSON may have as anything: ValueError or TypeError where they are none."""
     if len(values) > most or not all(type(value) is int and 0 <= value <= _LARGEST_NUMBER for value in values):
         raise ValueError("a shape or an offset is none")
     return tuple(values)

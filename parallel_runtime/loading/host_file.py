@@ -98,14 +98,8 @@ class HostFile:
 
 @contextmanager
 def comfyuis_reason(what: Said) -> Iterator[None]:
-    """Errors of ComfyUI's code about a file, as one of ours: it takes names and shapes for granted.
-
-    Args:
-        what: it cannot do, as the begin of a sentence.
-
-    Raises:
-        UnsupportedModelError: with ComfyUI's reason.
-    """
+    """Inside, errors of ComfyUI's code, which takes a file's names and shapes for granted, become an
+    UnsupportedModelError: what it cannot do, the begin of a sentence, and its reason."""
     try:
         yield
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -161,8 +155,8 @@ def _recognise(
         if pack is None:
             state_dict, metadata = comfy.utils.convert_old_quants(state_dict, "", metadata=metadata)
     # Some models are told by what a checkpoint has beside the network (Zero123).
-    telling = {name for known in comfy.supported_models.models for name in known.required_keys if name in outside}
-    told = {name: outside[name] for name in telling}
+    known = {name for model in comfy.supported_models.models for name in model.required_keys}
+    told = {name: outside[name] for name in known & outside.keys()}
     config = detection.model_config_from_unet({**told, **state_dict}, "", metadata=metadata)
     if config is None:
         converted = detection.convert_diffusers_mmdit(state_dict, "")
@@ -179,4 +173,4 @@ def _recognise(
     size = sum(tensor.nbytes for tensor in state_dict.values())
     stored = None if getattr(config, "quant_config", None) else comfy.utils.weight_dtype(state_dict)
     prefix = prefix if inner else ""
-    return HostFile(path, stamp, config, state_dict, size, stored, prefix, outside, telling, pack)
+    return HostFile(path, stamp, config, state_dict, size, stored, prefix, outside, set(told), pack)

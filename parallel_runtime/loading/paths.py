@@ -14,11 +14,7 @@ _LONGEST_SHOWN = 300
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Inside, a file is read.
-
-    Raises:
-        CheckpointError: the system says that it cannot be.
-    """
+    """Inside, a file is read: where the system says that it cannot be, that is a CheckpointError."""
     try:
         yield
     except OSError as error:

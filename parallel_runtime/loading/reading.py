@@ -116,11 +116,8 @@ def read_through(path: Path, on_bytes: OnBytes) -> None:
 
 
 def to_device(region: torch.Tensor, host: torch.Tensor, on_bytes: OnBytes) -> None:
-    """Fill a region from the host; at the link's speed where the host's memory is pinned. Returns when it is filled.
-
-    Args:
-        region, host: (bytes,) uint8.
-    """
+    """Fill a region from the host, both (bytes,) uint8; at the link's speed where the host's memory is pinned. Returns
+    when it is filled."""
     for start in range(0, region.numel(), _COPY):
         region[start : start + _COPY].copy_(host[start : start + _COPY], non_blocking=True)
         on_bytes(start, region.numel())

@@ -20,11 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class CheckpointReader(Reader):
-    """Builds the diffusers class of a checkpoint; see `Reader`.
-
-    Args:
-        dtype: that weights are to have.
-    """
+    """Builds the diffusers class of a checkpoint, with weights of one type; see `Reader`."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, owned: tuple[int, int] | None = None):
         super().__init__(checkpoint.path, checkpoint.identity, checkpoint.spec.cut, owned)
