@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..requests.facts import RequestFacts, Seen
 from ..said import said
 
 
+@dataclass
 class Family:
     """A family of ComfyUI's networks, which check their arguments themselves.
 
@@ -25,11 +27,10 @@ class Family:
         joins_text: the text's tokens run through the blocks, too.
     """
 
-    def __init__(self, title: str, patch: tuple[int, ...], rows_together: bool = False, joins_text: bool = True):
-        self.title = title
-        self._patch = patch
-        self._rows_together = rows_together
-        self._joins_text = joins_text
+    title: str
+    patch: tuple[int, ...]
+    rows_together: bool = False
+    joins_text: bool = True
 
     def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
         """Refuse what the network cannot take, from shapes alone; return these.
@@ -50,8 +51,8 @@ class Family:
 
     def describe(self, seen: Seen, *, batch: int, steps: int = 0) -> RequestFacts:
         """A request's facts; see `describe_request` for the arguments."""
-        latents, text = [shape[2:] for shape in seen.latents], seen.text[1] if self._joins_text else 0
-        return describe_request(latents, self._patch, text, 1 if self._rows_together else batch, steps)
+        latents, text = [shape[2:] for shape in seen.latents], seen.text[1] if self.joins_text else 0
+        return describe_request(latents, self.patch, text, 1 if self.rows_together else batch, steps)
 
 
 class DiffusersFamily(Family):

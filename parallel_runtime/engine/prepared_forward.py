@@ -23,15 +23,6 @@ from .request_checks import check_place
 from .resident import Resident
 
 
-def _with_residuals(conditioning: Conditioning, form: Any, tensors: Tensors) -> Conditioning:
-    """The conditioning with a ControlNet's residuals of this step."""
-    if form is None:
-        return conditioning
-    count = sum(name.startswith(residual_name("")) for name in tensors)
-    residuals = restore(form, [tensors[residual_name(place)] for place in range(count)])
-    return replace(conditioning, arguments={**conditioning.arguments, CONTROL: residuals})
-
-
 def _repeated(
     state: RankState, placed: Placed, conditioning: Conditioning, patches: WeightPatches, residuals: Any
 ) -> Prepared:
@@ -44,7 +35,11 @@ def _repeated(
         # Models that were prepared since may have taken its place, or other patches that of its own.
         placed.resident.activate(patches=patches)
         x, timestep = tensors["x"], tensors["timestep"]
-        given = _with_residuals(conditioning, residuals, tensors)
+        given = conditioning
+        if residuals is not None:  # the form of what a ControlNet gives in each step
+            count = sum(name.startswith(residual_name("")) for name in tensors)
+            control_tensors = restore(residuals, [tensors[residual_name(place)] for place in range(count)])
+            given = replace(conditioning, arguments={**conditioning.arguments, CONTROL: control_tensors})
         output = None
         network = state.join(placed, agreed, control)
         if network is not None and network.mesh.links is not None:

@@ -90,12 +90,6 @@ def _require_memory(
     ways = [said(way)]
     if layout.plan.pipe == 1 and resident.wish.config.weights not in STREAMED and resident.facts.blocks > 1:
         ways.append(said("Set weights in Parallel Config to spread or host: then the weights take less of it."))
-    memory.require(
-        kept + activations,
-        device,
-        rank,
-        said("{what}, with {parts},", what=what, parts=together(parts, " and ")),
-        ways,
-        given_back=resident.kept_bytes(),
-        reserve=0,  # it was held back when the weights were loaded
-    )
+    what = said("{what}, with {parts},", what=what, parts=together(parts, " and "))
+    # The reserve was held back when the weights were loaded.
+    memory.require(kept + activations, device, rank, what, ways, given_back=resident.kept_bytes(), reserve=0)
