@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -74,8 +74,8 @@ class NetworkReader(Reader):
         left = None
         if (pack := self._file.pack) is not None:
             read_through(self._file.path, on_bytes)
-            options = {"custom_operations": pack.operations()}
-            network = _load(*self._how, pack.read_file(self._file.path), {}, options)
+            weights, operations = pack.read_file(self._file.path), pack.operations()
+            network = _load(*self._how, weights, {}, custom_operations=operations)
         else:
             network, left = load_network(*self._how, on_bytes)
         self.let_others_go(network)
@@ -168,26 +168,22 @@ def _made_without_weights() -> Iterator[None]:
 
 
 def _load(
-    file: HostFile,
-    dtype: torch.dtype | None,
-    fast_float8: bool,
-    state_dict: Any,
-    metadata: dict[str, str],
-    options: Mapping[str, Any] = {},
+    file: HostFile, dtype: torch.dtype | None, fast_float8: bool, state_dict: Any, metadata: dict[str, str], **more: Any
 ) -> nn.Module:
     import comfy.sd
     import comfy.utils
 
     load = comfy.sd.load_diffusion_model_state_dict
-    more: dict[str, Any] = {"disable_dynamic": True} if "disable_dynamic" in inspect.signature(load).parameters else {}
+    static: dict[str, Any] = (
+        {"disable_dynamic": True} if "disable_dynamic" in inspect.signature(load).parameters else {}
+    )
     cpu = torch.device("cpu")
-    options = {"dtype": dtype, "offload_device": cpu, "fp8_optimizations": fast_float8, **options}
-    beside = file.beside & file.outside.keys()
-    if beside:  # ComfyUI would leave out what has not the prefix
+    options = {"dtype": dtype, "offload_device": cpu, "fp8_optimizations": fast_float8, **more}
+    if beside := file.beside & file.outside.keys():  # ComfyUI would leave out what has not the prefix
         kept = {name: state_dict[name] for name in beside}
         state_dict = comfy.utils.state_dict_prefix_replace(state_dict, {file.prefix: ""}, filter_keys=True) | kept
     with comfyuis_reason(said("ComfyUI cannot load {path}", path=file.path)):
-        patcher = load(state_dict, model_options=options, metadata=metadata, **more)
+        patcher = load(state_dict, model_options=options, metadata=metadata, **static)
     if patcher is None:
         raise UnsupportedModelError(said("ComfyUI does not recognise {path}.", path=file.path), "Choose another file.")
     network: nn.Module = patcher.model.diffusion_model
