@@ -88,32 +88,29 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.version, int) or self.version > CONFIG_VERSION:
             raise ConfigurationError(
-                said(
-                    "This parallel configuration has version {version}, and the installed Parallel DiT reads up to "
-                    "version {config_version}.",
-                    version=self.version,
-                    config_version=CONFIG_VERSION,
-                ),
+                "This parallel configuration has version {version}, and the installed Parallel DiT reads up to "
+                "version {config_version}.",
                 "Update Parallel DiT, or make the Parallel Config node anew.",
+                version=self.version,
+                config_version=CONFIG_VERSION,
             )
         if not isinstance(self.devices, str) or not _DEVICES.fullmatch(self.devices):
             raise ConfigurationError(
-                said("Devices {devices} is not understood.", devices=_shown(self.devices)),
+                "Devices {devices} is not understood.",
                 "Write auto, GPU numbers such as 0,1, or cpu:2 for two processes on the CPU.",
+                devices=_shown(self.devices),
             )
         if self.devices.startswith("cpu:") and int(self.devices[4:]) > MOST_CPU_RANKS:
             raise ConfigurationError(
-                said(
-                    "Devices {devices} asks for more than {most_cpu_ranks} processes on the CPU.",
-                    devices=repr(self.devices),
-                    most_cpu_ranks=MOST_CPU_RANKS,
-                ),
+                "Devices {devices} asks for more than {most_cpu_ranks} processes on the CPU.",
                 "Write fewer: more processes than cores gain nothing.",
+                devices=repr(self.devices),
+                most_cpu_ranks=MOST_CPU_RANKS,
             )
         numbers = self.device_indices
         if numbers is not None and len(set(numbers)) != len(numbers):
             raise ConfigurationError(
-                said("Devices {devices} names a GPU twice.", devices=_shown(self.devices)), "Name each GPU once."
+                "Devices {devices} names a GPU twice.", "Name each GPU once.", devices=_shown(self.devices)
             )
         if isinstance(self.compile, bool):
             object.__setattr__(self, "compile", "on" if self.compile else "off")
@@ -129,28 +126,26 @@ class ParallelConfig:
         if self.weights in STREAMED:
             if (self.pipe or 1) > 1:
                 raise ConfigurationError(
-                    said(
-                        "Weights is {weights}, and stages is {pipe}: stages keep weights of their own.",
-                        weights=self.weights,
-                        pipe=self.pipe,
-                    ),
+                    "Weights is {weights}, and stages is {pipe}: stages keep weights of their own.",
                     "Set stages to 1, or weights to whole.",
+                    weights=self.weights,
+                    pipe=self.pipe,
                 )
             if self.hosts > 1:
                 raise ConfigurationError(
-                    said(
-                        "Weights is {weights}, which goes over the memory of one machine, and hosts is {hosts}.",
-                        weights=self.weights,
-                        hosts=self.hosts,
-                    ),
+                    "Weights is {weights}, which goes over the memory of one machine, and hosts is {hosts}.",
                     "Set hosts to 1, or weights to whole.",
+                    weights=self.weights,
+                    hosts=self.hosts,
                 )
             object.__setattr__(self, "pipe", 1)
 
     def _check(self, name: str, holds: bool, choices: str) -> None:
         if not holds:
-            what = said("{name} is {value}.", name=name, value=_shown(getattr(self, name)))
-            raise ConfigurationError(what, said("Choose: {choices}.", choices=choices))
+            value = _shown(getattr(self, name))
+            raise ConfigurationError(
+                "{name} is {value}.", "Choose: {choices}.", name=name, value=value, choices=choices
+            )
 
     @property
     def device_indices(self) -> tuple[int, ...] | None:
@@ -180,19 +175,17 @@ class ParallelConfig:
         """
         if not isinstance(values, Mapping):
             raise ConfigurationError(
-                said("A parallel configuration was expected, not {name}.", name=type(values).__name__),
+                "A parallel configuration was expected, not {name}.",
                 "Connect a Parallel Config node.",
+                name=type(values).__name__,
             )
-        version = values.get("version", CONFIG_VERSION)
-        if not isinstance(version, int) or version > CONFIG_VERSION:
-            cls(version=version)
+        cls(version=values.get("version", CONFIG_VERSION))  # fields of a newer version are not known either
         unknown = sorted(set(values) - {f.name for f in fields(cls) if f.name not in _FOUND})
         if unknown:
             raise ConfigurationError(
-                said(
-                    "The parallel configuration has fields that are not known: {unknown}.", unknown=", ".join(unknown)
-                ),
+                "The parallel configuration has fields that are not known: {unknown}.",
                 "Make the Parallel Config node anew, or update Parallel DiT.",
+                unknown=", ".join(unknown),
             )
         return cls(**values)
 
@@ -220,8 +213,9 @@ class ParallelPlan:
         for name in (*AXES, "patches", "warmup_steps"):
             value, least = getattr(self, name), int(name != "warmup_steps")
             if value < least:
-                what = said("{name} is {value}.", name=name, value=value)
-                raise ConfigurationError(what, said("It is at least {least}.", least=least))
+                raise ConfigurationError(
+                    "{name} is {value}.", "It is at least {least}.", name=name, value=value, least=least
+                )
 
     @property
     def shape(self) -> tuple[int, ...]:

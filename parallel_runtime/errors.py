@@ -14,15 +14,14 @@ class ParallelError(Exception):
     """Base of every error this project raises on purpose.
 
     Args:
-        cause: what went wrong, one sentence, with the names and numbers that matter; made by `said` it is shown in the
-            artist's language.
-        fix: what the artist can do about it, one sentence.
+        cause: what went wrong, one sentence, with the names and numbers that matter: `Said`, or a template.
+        fix: what the artist can do about it, one sentence, likewise.
+        values: of what the templates name.
     """
 
-    def __init__(self, cause: str, fix: str):
-        super().__init__(cause, fix)
-        self.cause = as_said(cause)
-        self.fix = as_said(fix)
+    def __init__(self, cause: str, fix: str, /, **values: object):
+        self.cause, self.fix = (as_said(text, **values) for text in (cause, fix))
+        super().__init__(self.cause, self.fix)
         LAST.append(self.said)
 
     def __str__(self) -> str:

@@ -59,17 +59,14 @@ def require(
     if wanted + (reserve if device.type == "cuda" else 0) <= free:
         return
     ways = list(smaller) or ["Free memory there (close other programs, or unload other models), or use other devices."]
-    fix = together(ways[:2], " Or: ")
     raise OutOfMemoryError(
-        said(
-            "{what} needs {wanted} GiB on {device_title} (worker {rank}), where {free} GiB are free.",
-            what=what,
-            wanted=f"{wanted / _GIB:.1f}",
-            device_title=device_title(device),
-            rank=rank,
-            free=f"{free / _GIB:.1f}",
-        ),
-        fix,
+        "{what} needs {wanted} GiB on {device_title} (worker {rank}), where {free} GiB are free.",
+        together(ways[:2], " Or: "),
+        what=what,
+        wanted=f"{wanted / _GIB:.1f}",
+        device_title=device_title(device),
+        rank=rank,
+        free=f"{free / _GIB:.1f}",
     )
 
 
@@ -90,12 +87,10 @@ def explain_out_of_memory(error: BaseException, device: torch.device, rank: int)
             "afterwards."
         )
     return OutOfMemoryError(
-        said(
-            template,
-            device=device_title(device) if device.type == "cuda" else said("The CPU"),
-            rank=rank,
-            wanted=wanted[1] if wanted else "",
-            free=f"{free_bytes(device) / _GIB:.1f}",
-        ),
+        template,
         "Use a smaller picture or batch, more GPUs, or free memory on that device.",
+        device=device_title(device) if device.type == "cuda" else said("The CPU"),
+        rank=rank,
+        wanted=wanted[1] if wanted else "",
+        free=f"{free_bytes(device) / _GIB:.1f}",
     )

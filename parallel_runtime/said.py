@@ -64,9 +64,11 @@ def said(template: str, /, **values: object) -> Said:
     return Said(fill(template, kept.get), template, kept)
 
 
-def as_said(text: str) -> Said:
-    """A sentence without values, where it is not `Said` yet."""
-    return text if isinstance(text, Said) else Said(text)
+def as_said(text: str, /, **values: object) -> Said:
+    """A sentence with those of the values that it names; what is `Said` stays as it is."""
+    if isinstance(text, Said):
+        return text
+    return said(text, **{name: values[name] for name in _PLACE.findall(text) if name in values})
 
 
 def together(parts: Iterable[str], between: str = " ") -> Said:

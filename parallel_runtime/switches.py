@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from .errors import ConfigurationError
-from .said import said
 
 VARIABLE = "PARALLEL_DIT_OFF"
 SWITCHES = ("passes", "recordings", "peers", "host", "blocks", "quantised", "sent", "modulation")
@@ -25,11 +24,10 @@ def is_on(what: str) -> bool:
     off = {word.strip() for word in os.environ.get(VARIABLE, "").split(",")} - {""}
     if unknown := sorted(off.difference(SWITCHES)):
         raise ConfigurationError(
-            said(
-                "{variable} holds {unknown}, which cannot be switched off.",
-                variable=VARIABLE,
-                unknown=", ".join(unknown),
-            ),
-            said("Use some of {switches}, with commas in between.", switches=", ".join(SWITCHES)),
+            "{variable} holds {unknown}, which cannot be switched off.",
+            "Use some of {switches}, with commas in between.",
+            variable=VARIABLE,
+            unknown=", ".join(unknown),
+            switches=", ".join(SWITCHES),
         )
     return what not in off

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..config import AXES, STREAMED, ParallelPlan
 from ..errors import ConfigurationError
 from ..requests.facts import RequestFacts
@@ -23,16 +21,12 @@ def check_limits(wish: Wish) -> None:
     config, model = wish.config, wish.model
     if config.weights in STREAMED and not model.splits_sequence:
         raise ConfigurationError(
-            said(
-                "Weights are {weights}, and those of {title} do not come block by block: each GPU has all of them.",
-                weights=config.weights,
-                title=model.title,
-            ),
+            "Weights are {weights}, and those of {title} do not come block by block: each GPU has all of them.",
             "Set weights to whole.",
+            weights=config.weights,
+            title=model.title,
         )
-    found = next(_violations(wish), None)
-    if found is not None:
-        raise ConfigurationError(*found)
+    _check_degrees(wish)
 
 
 def check_steps(plan: ParallelPlan, steps: int) -> None:
@@ -42,92 +36,91 @@ def check_steps(plan: ParallelPlan, steps: int) -> None:
         ConfigurationError: more warm-up steps than steps, with the valid numbers.
     """
     if plan.pipe > 1 and plan.warmup_steps > steps:
-        valid = said("a number from 1 to {steps}", steps=steps) if steps > 1 else "1"
         raise ConfigurationError(
-            said(
-                "PipeFusion is to warm up for {warmup_steps} steps, and the run has {steps}.",
-                warmup_steps=plan.warmup_steps,
-                steps=steps,
-            ),
-            said("Set warmup_steps to {valid}, or sample more steps.", valid=valid),
+            "PipeFusion is to warm up for {warmup_steps} steps, and the run has {steps}.",
+            "Set warmup_steps to {valid}, or sample more steps.",
+            warmup_steps=plan.warmup_steps,
+            steps=steps,
+            valid=said("a number from 1 to {steps}", steps=steps) if steps > 1 else "1",
         )
 
 
-def _violations(wish: Wish) -> Iterator[tuple[str, str]]:
-    """Cause and valid choices of everything that cannot be."""
+def _check_degrees(wish: Wish) -> None:
     config, ranks, model, request = wish.config, wish.ranks, wish.model, wish.request
-    pipe, ulysses = config.pipe or 1, config.ulysses or 1
     plan = ParallelPlan(**{axis: getattr(config, axis) or 1 for axis in AXES})
-    split = next((axis for axis in ("ring", "ulysses") if (getattr(config, axis) or 1) > 1), None)
+    split = next((axis for axis in ("ring", "ulysses") if getattr(plan, axis) > 1), None)
     if split is not None and not model.splits_sequence:
-        cause = said(
+        raise ConfigurationError(
             "Degree {split} is {getattr}, and {title} is a U-Net, whose tokens cannot be split.",
+            "Set ulysses and ring to auto or 1; cfg and data share out CFG branches and pictures.",
             split=split,
-            getattr=getattr(config, split),
+            getattr=getattr(plan, split),
             title=model.title,
         )
-        yield cause, "Set ulysses and ring to auto or 1; cfg and data share out CFG branches and pictures."
-    if ulysses > model.heads:
-        cause = said(
+    if plan.ulysses > model.heads:
+        raise ConfigurationError(
             "Degree ulysses is {ulysses}, and {title} has {heads} attention heads.",
-            ulysses=ulysses,
+            said("Set ulysses to auto, or to a number from 1 to {heads}.", heads=min(model.heads, ranks)),
+            ulysses=plan.ulysses,
             title=model.title,
             heads=model.heads,
         )
-        yield cause, said("Set ulysses to auto, or to a number from 1 to {heads}.", heads=min(model.heads, ranks))
-    if pipe > 1 and not model.has_stages:
-        yield said("{title} cannot be cut into stages.", title=model.title), "Set stages to auto or 1."
-    elif pipe > model.blocks:
-        cause = said(
-            "{title} has {blocks} blocks, too few for {pipe} stages.", title=model.title, blocks=model.blocks, pipe=pipe
+    if plan.pipe > 1 and not model.has_stages:
+        raise ConfigurationError("{title} cannot be cut into stages.", "Set stages to auto or 1.", title=model.title)
+    if plan.pipe > model.blocks:
+        raise ConfigurationError(
+            "{title} has {blocks} blocks, too few for {pipe} stages.",
+            said("Set stages to auto, or to a number from 1 to {blocks}.", blocks=min(model.blocks, ranks)),
+            title=model.title,
+            blocks=model.blocks,
+            pipe=plan.pipe,
         )
-        yield cause, said("Set stages to auto, or to a number from 1 to {blocks}.", blocks=min(model.blocks, ranks))
-    if pipe > 1:
-        yield from _patch_violations(config.patches or 1, request, wish.stage_ranks or plan.sequence)
+    if plan.pipe > 1:
+        _check_patches(config.patches or 1, request, wish.stage_ranks or plan.sequence)
     elif plan.sequence > request.tokens:
-        tokens = said("one token") if request.tokens == 1 else said("{tokens} tokens", tokens=request.tokens)
-        cause = said(
+        raise ConfigurationError(
             "A picture of {tokens} cannot be shared out over {sequence} devices: each needs one.",
-            tokens=tokens,
+            "Set ulysses and ring to auto or to smaller numbers, or make a larger picture.",
+            tokens=said("one token") if request.tokens == 1 else said("{tokens} tokens", tokens=request.tokens),
             sequence=plan.sequence,
         )
-        yield cause, "Set ulysses and ring to auto or to smaller numbers, or make a larger picture."
     if plan.world_size > ranks:
         # A pool has refused it before it was started (workers/launch.py); a script with an engine of its own has not.
-        cause = said(
+        raise ConfigurationError(
             "The plan ({plan}) needs {needed} workers, and {ranks} are running.",
+            "Lower a degree, set it to auto, or add devices.",
             plan=plan.words,
             needed=plan.world_size,
             ranks=ranks,
         )
-        yield cause, "Lower a degree, set it to auto, or add devices."
 
 
-def _patch_violations(patches: int, request: RequestFacts, group: int) -> Iterator[tuple[str, str]]:
-    """The same of the patches, each of which has a token for every rank of a stage."""
+def _check_patches(patches: int, request: RequestFacts, group: int) -> None:
+    """Each patch has a token for every rank of a stage."""
     rows, most = request.rows or request.tokens, request.most_patches(group)
     if most == 0:
-        cause = said(
+        raise ConfigurationError(
             "A latent of {tokens} tokens cannot be shared out over the {group} devices of a stage.",
+            "Make a larger picture, or set ulysses and ring to smaller numbers.",
             tokens=request.tokens,
             group=group,
         )
-        yield cause, "Make a larger picture, or set ulysses and ring to smaller numbers."
-    elif patches > most:
-        lines = said("{rows} token rows", rows=rows)
-        if rows == 1:
-            lines = said("one token row, or a video of odd latent height,")
-        cause = said("A latent of {lines} cannot be cut into {patches} patches.", lines=lines, patches=patches)
-        if patches <= rows:
-            cause = said(
-                "A latent of {lines} cannot be cut into {patches} patches in which each of the {group} devices of a "
-                "stage has a token.",
-                lines=lines,
-                patches=patches,
-                group=group,
-            )
-        choices = said("from 1 to {most}", most=most) if most > 1 else "1"
-        yield (
-            cause,
-            said("Set patches to auto, or to a number {choices}, or make a larger picture.", choices=choices),
+    if patches <= most:
+        return
+    lines = said("{rows} token rows", rows=rows)
+    if rows == 1:
+        lines = said("one token row, or a video of odd latent height,")
+    cause = "A latent of {lines} cannot be cut into {patches} patches."
+    if patches <= rows:
+        cause = (
+            "A latent of {lines} cannot be cut into {patches} patches in which each of the {group} devices of a stage "
+            "has a token."
         )
+    raise ConfigurationError(
+        cause,
+        "Set patches to auto, or to a number {choices}, or make a larger picture.",
+        lines=lines,
+        patches=patches,
+        group=group,
+        choices=said("from 1 to {most}", most=most) if most > 1 else "1",
+    )

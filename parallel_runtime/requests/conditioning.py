@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
-from ..said import said
 from .patches import CARRIED, TOGETHER, attached_in
 from .requests import ConditioningRef, tensor_name
 from .trees import flatten, map_tensors, restore
@@ -93,12 +92,10 @@ class Conditioning:
         items = self.context.shape[0]
         if items not in (1, batch):
             raise RequestError(
-                said(
-                    "The conditioning holds {items} items, but the latent batch holds {batch}.",
-                    items=items,
-                    batch=batch,
-                ),
+                "The conditioning holds {items} items, but the latent batch holds {batch}.",
                 "Use one prompt, or as many as latents.",
+                items=items,
+                batch=batch,
             )
 
     def names(self, numbers: Set[int]) -> bool:
@@ -131,9 +128,12 @@ def refer(number: int, arguments: Mapping[str, Any], index: int = 0) -> tuple[Co
         try:
             trees[key] = flatten(value.value if isinstance(value, Shared) else value, tensors)
         except TypeError as error:
-            template = "The model's input {key} is or holds {error}, which cannot be sent to the workers."
-            fix = "Remove the node that adds it, or load the model with Load Diffusion Model."
-            raise RequestError(said(template, key=repr(key), error=error), fix) from error
+            raise RequestError(
+                "The model's input {key} is or holds {error}, which cannot be sent to the workers.",
+                "Remove the node that adds it, or load the model with Load Diffusion Model.",
+                key=repr(key),
+                error=error,
+            ) from error
     shared = tuple(key for key, value in arguments.items() if isinstance(value, Shared))
     named = {tensor_name(number, place): tensor for place, tensor in enumerate(tensors)}
     return ConditioningRef(number, True, trees, len(tensors), shared, index), named
@@ -155,13 +155,13 @@ class ConditioningStore:
         """
         if not reference.new and reference.id not in self._kept:
             raise RequestError(
-                said("Conditioning {id} is not known to the workers.", id=reference.id), "Queue the prompt again."
+                "Conditioning {id} is not known to the workers.", "Queue the prompt again.", id=reference.id
             )
         try:
             return self._assemble(reference, meta) if reference.new else self._kept[reference.id]
         except KeyError as error:
             raise RequestError(
-                said("Conditioning tensor {error} did not come with the request.", error=error), "Report this."
+                "Conditioning tensor {error} did not come with the request.", "Report this.", error=error
             ) from error
 
     def take(

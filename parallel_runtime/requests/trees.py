@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
-from ..said import said
 from .patches import Attached, Patch
 
 _DEEPEST = 8
@@ -88,8 +87,9 @@ def restore(tree: Any, tensors: Sequence[Any], networks: Mapping[int, Any] = Map
             return Patch(str(code), int(number), int(kept), int(since), restore(values, tensors, networks))
         if kind == "attached" and isinstance(inner, int):
             if inner not in networks:
-                unknown = said("Network {number} is not known to the workers.", number=inner)
-                raise RequestError(unknown, "Queue the prompt again.")
+                raise RequestError(
+                    "Network {number} is not known to the workers.", "Queue the prompt again.", number=inner
+                )
             return Attached(inner, networks[inner])
         if kind == "object" and isinstance(inner, list) and len(inner) == 3:
             module, name, fields = inner
@@ -101,7 +101,7 @@ def _restore_object(module: str, name: str, fields: Mapping[str, Any]) -> Any:
     """An object of one of ComfyUI's networks' own classes, its attributes put in as they were: nothing of it runs."""
     found = getattr(importlib.import_module(module), name, None) if module.startswith(_OBJECTS) else None
     if not isinstance(found, type):
-        raise RequestError(said("The workers know no {module}.{name}.", module=module, name=name), "Restart ComfyUI.")
+        raise RequestError("The workers know no {module}.{name}.", "Restart ComfyUI.", module=module, name=name)
     made: Any = object.__new__(found)
     made.__dict__.update(fields)
     return made

@@ -16,7 +16,6 @@ import torch
 
 from ..errors import PoolError
 from ..gpu_memory.pinned_memory import unregister
-from ..said import said
 from .share_memory import HostShare, open_host_share
 
 _T = TypeVar("_T")
@@ -86,8 +85,10 @@ def wait_for(about: _T, there: Callable[[_T], bool], what: str) -> None:
     while not there(about):
         if time.monotonic() > deadline:
             raise PoolError(
-                said("A worker waited {wait_seconds} s for {what}.", wait_seconds=f"{_WAIT_SECONDS:.0f}", what=what),
+                "A worker waited {wait_seconds} s for {what}.",
                 "Queue the prompt again.",
+                wait_seconds=f"{_WAIT_SECONDS:.0f}",
+                what=what,
             )
         time.sleep(pause)
         pause = min(pause + 1e-5, 1e-3)

@@ -10,7 +10,6 @@ import torch
 
 from ..errors import OutOfMemoryError
 from ..gpu_memory.pinned_memory import MAPPED, register, unregister
-from ..said import said
 from .peer_driver import DeviceShare, OpenedAllocation
 
 _LEFT_FREE = 20
@@ -102,10 +101,8 @@ def room_on_host() -> int:
 def too_little_on_host(wanted: int) -> OutOfMemoryError:
     """What is said of shares of so many bytes, of all ranks, which the host has no room for."""
     return OutOfMemoryError(
-        said(
-            "A share of the weights takes {wanted} GiB of the host's memory, of which {available} GiB are free.",
-            wanted=f"{wanted / 2**30:.1f}",
-            available=f"{psutil.virtual_memory().available / 2**30:.1f}",
-        ),
+        "A share of the weights takes {wanted} GiB of the host's memory, of which {available} GiB are free.",
         "Close other programs, or choose spread as weights in Parallel Config.",
+        wanted=f"{wanted / 2**30:.1f}",
+        available=f"{psutil.virtual_memory().available / 2**30:.1f}",
     )

@@ -94,5 +94,5 @@ def load_vae(file: VaeFile, device: torch.device) -> Any:
                 metadata = {**(metadata or {}), **file.metadata}
             vae = comfy.sd.VAE(sd=weights, device=device, metadata=metadata)
     if vae is None or vae.first_stage_model is None:
-        raise UnsupportedModelError(said("ComfyUI finds no VAE in {path}.", path=file.path), "Choose another file.")
+        raise UnsupportedModelError("ComfyUI finds no VAE in {path}.", "Choose another file.", path=file.path)
     return vae

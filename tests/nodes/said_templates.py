@@ -48,9 +48,6 @@ def _of_file(file: Path) -> Iterator[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SPOKEN:
             for argument in node.args[slice(*SPOKEN[node.func.id])]:
                 yield from _texts(argument, named, set())
-        elif isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple) and file.name == "limits.py":
-            for argument in node.value.elts:
-                yield from _texts(argument, named, set())
 
 
 def _note(target: ast.expr, value: ast.expr, named: dict[str, list[ast.expr]]) -> None:

@@ -34,6 +34,13 @@ def test_braces_in_a_value_are_no_places():
     assert said("{path} is {what}.", path="{what}/{0}", what="empty") == "{what}/{0} is empty."
 
 
+def test_an_errors_sentences_have_the_values_that_they_name():
+    error = RequestError("{path} is {what}.", "Choose another than {path}.", path="{what}", what=NESTED)
+    assert parts(error.cause) == parts(said("{path} is {what}.", path="{what}", what=NESTED))
+    assert parts(error.fix) == parts(said("Choose another than {path}.", path="{what}"))
+    assert parts(RequestError(NESTED, "", plan="1").cause) == parts(NESTED)
+
+
 @pytest.mark.parametrize("data", [[1, "a", {}], ["a", "a"], ["a", "a", 3], {"a": 1}, 7, ["a", "a", {"b": 3}]])
 def test_what_is_no_text_is_refused(data):
     with pytest.raises(TypeError):
