@@ -73,6 +73,11 @@ class SegmentError(PoolError):
     """Memory cannot be shared between the client and the ranks on this machine; there is another way."""
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, in a line."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 ERROR_TYPES: dict[str, type[ParallelError]] = {
     cls.__name__: cls
     for cls in (

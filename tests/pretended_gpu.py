@@ -59,7 +59,7 @@ class PretendedGpu(TorchDispatchMode):
         super().__exit__(*raised)
         self._numbers.__exit__(*raised)
 
-    def record(self, owner: Any, call: Any, static: list[torch.Tensor]) -> Any:
+    def record(self, call: Any, static: list[torch.Tensor], made_outside: Any) -> Any:
         """`Record` of a RecordedForward: each operation is kept with the very tensors that it had."""
         self._tape = tape = []
         try:

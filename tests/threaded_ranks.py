@@ -361,7 +361,7 @@ def _share_host_memory(communicator: Communicator, hardware: Hardware, patch: py
 
 def _record(communicator: Communicator, hardware: Hardware, patch: pytest.MonkeyPatch) -> None:
     def recorder(wrapped: Any) -> Any:
-        def record(owner: RecordedForward, call: Any, static: list[torch.Tensor]) -> Any:
+        def record(call: Any, static: list[torch.Tensor], made_outside: Any) -> Any:
             if wrapped.mesh.sequence is not None:
                 communicator.note(wrapped.mesh.sequence, "record")
             if communicator.rank in hardware.cannot_record:

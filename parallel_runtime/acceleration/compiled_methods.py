@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..attention.operators import leave_open, without_row_stride
+from ..errors import first_line
 from .compile_settings import Settings, our_passes, room, with_own_code
 from .host_watch import unwatched
 
@@ -95,8 +96,7 @@ class CompiledMethods:
             if not may_repeat():
                 raise
             cause = getattr(error, "inner_exception", None) or error  # of a backend, where torch has wrapped it
-            reason = next(iter(str(cause).splitlines()), "")
-            self.refused[function] = f"{type(cause).__name__}: {reason}"
+            self.refused[function] = f"{type(cause).__name__}: {first_line(cause)}"
             log.warning("%s runs as it is, as it cannot be compiled: %s", function.__qualname__, self.refused[function])
         try:
             return forward(*args, **kwargs)

@@ -12,7 +12,7 @@ import torch
 
 from .. import measured
 from ..config import COMFYUIS
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, first_line
 from ..said import said
 from . import installed
 from .kernels import KERNELS, Attend, AttendWithLse
@@ -143,7 +143,7 @@ def _refusal(attend: Attend | AttendWithLse, device: torch.device, dtype: torch.
             attend(query, key, value, None, None)
     # What kernels raise: PyTorch's RuntimeError or NotImplementedError, a package's own refusals and broken imports.
     except (RuntimeError, AssertionError, ValueError, TypeError, ImportError) as error:
-        return (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
+        return first_line(error).rstrip(". ")
     return None
 
 

@@ -94,8 +94,3 @@ class GrownMemory(ABC, Generic[Memory, Buffers]):
         self.made += 1
         self._buffers.clear()  # the old memory goes, but for what a recording still holds
         return True
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, in a line."""
-    return next(iter(str(error).splitlines()), type(error).__name__)

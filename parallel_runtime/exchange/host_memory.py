@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from ..errors import first_line
 from ..mesh.agreement import all_agree
 from ..mesh.groups import ExchangedHeads
 from ..streaming.share_memory import HostShare, open_share, room_on_host
-from .grown_memory import GrownMemory, first_line
+from .grown_memory import GrownMemory
 from .host_exchange import HostBuffers
 from .host_lanes import Slots, StreamMemory
 

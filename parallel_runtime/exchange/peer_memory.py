@@ -9,9 +9,10 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
+from ..errors import first_line
 from ..mesh.agreement import all_agree
 from ..mesh.groups import ExchangedHeads
-from .grown_memory import GrownMemory, first_line
+from .grown_memory import GrownMemory
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..attention.kernels import AttentionKernel
-from ..errors import UnsupportedModelError
+from ..errors import UnsupportedModelError, first_line
 from ..exchange.peer_memory import PeerBuffers
 from ..switches import is_on
 from .attention_operator import Parts, the_kernel, through_operator
@@ -193,7 +193,7 @@ class BlockAttention:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # shapes that it is not made for
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             log.warning("Attention is ComfyUI's own, as %s cannot: %s", self._kernel.name, reason)
             self._suited = None
             return asked.own()

@@ -104,8 +104,8 @@ def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any
     network = ComfyNetwork(held, described, None, "auto", torch.float32)
     replays: list[Any] = []
 
-    def recorder(owner: RecordedForward, call: Any, static: list[torch.Tensor]) -> Any:
-        outside = owner.made_outside()
+    def recorder(call: Any, static: list[torch.Tensor], made_outside: Any) -> Any:
+        outside = made_outside()
 
         def replay(tensors: list[torch.Tensor]) -> Any:
             replays.append(outside)

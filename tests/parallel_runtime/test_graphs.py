@@ -34,7 +34,7 @@ class Recorder:
         self.fails = fails
         self.recorded = 0
 
-    def __call__(self, owner: RecordedForward, call: Any, static: list[torch.Tensor]) -> Any:
+    def __call__(self, call: Any, static: list[torch.Tensor], made_outside: Any) -> Any:
         if self.fails is not None:
             raise self.fails
         self.recorded += 1
@@ -195,7 +195,7 @@ def test_a_failed_recording_ends_the_recording_with_one_line_and_the_call_has_it
 class Baking(Recorder):
     """Records as a CUDA graph does where the host has read a value: it stays what it was."""
 
-    def __call__(self, owner: RecordedForward, call: Any, static: list[torch.Tensor]) -> Any:
+    def __call__(self, call: Any, static: list[torch.Tensor], made_outside: Any) -> Any:
         read = [tensor.clone() for tensor in static]
         return lambda tensors: call([tensors[0], *read[1:]])
 

@@ -84,7 +84,7 @@ def test_a_recording_holds_what_its_forward_sends_from_the_host(forward, device)
     assert kind.replay is not None
 
 
-def again(owner: Any, call: Any, static: list[torch.Tensor]) -> Any:
+def again(call: Any, static: list[torch.Tensor], made_outside: Any) -> Any:
     """A stand-in for a CUDA graph, which calls the forward as it was called while it was recorded."""
     call(static)
 
