@@ -58,7 +58,7 @@ def _take_norms(graph: fx.Graph, attention: Any) -> None:
     queries, keys, query_weights, key_weights, eps, cos, sin = rotated.args
     with graph.inserting_before(attention):
         tokens = _tokens_first(value)
-        parts = joined_parts(tokens if tokens is not None else value, dim=2 if tokens is None else 1)
+        parts = joined_parts(tokens if tokens is not None else value, 2 if tokens is None else 1)
         values = parts
         if tokens is None:
             values = [_tokens_first(part) or graph.call_method("transpose", (part, 1, 2)) for part in parts]

@@ -20,11 +20,11 @@ def replace(old: fx.Node, new: fx.Node) -> None:
     old.replace_all_uses_with(new)
 
 
-def joined_parts(x: Any, dim: int) -> list[fx.Node]:
-    """The tensors whose concatenation along `dim` x is, where nothing else reads it; else x alone."""
+def joined_parts(x: Any, *dims: int) -> list[fx.Node]:
+    """The tensors whose concatenation along one of these dims x is, where nothing else reads it; else x alone."""
     if x.target is torch.cat and len(x.users) == 1:
         parts, *given = x.args or (x.kwargs["tensors"],)
-        if (*given, x.kwargs.get("dim", 0))[0] == dim:
+        if (*given, x.kwargs.get("dim", 0))[0] in dims:
             return list(parts)
     return [x]
 

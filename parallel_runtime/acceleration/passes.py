@@ -23,7 +23,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ..attention.operators import operator, shapes_of
 from .attention_pass import rewrite_attention
-from .graph_nodes import drop_unused, replace, value_of
+from .graph_nodes import drop_unused, joined_parts, replace, value_of
 from .rotary_pass import rewrite_rotations
 
 log = logging.getLogger(__name__)
@@ -43,10 +43,7 @@ def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-@operator(
-    "linear_of_parts",
-    "(Tensor[] parts, Tensor weight, Tensor bias) -> Tensor",
-)
+@operator("linear_of_parts", "(Tensor[] parts, Tensor weight, Tensor bias) -> Tensor")
 def linear_of_parts(parts: list[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """cat(parts, -1) @ weight.T + bias; parts (..., inputs of the part), weight (outputs, inputs) -> (..., outputs)."""
     rows = [part.reshape(-1, part.shape[-1]) for part in parts]
@@ -123,7 +120,7 @@ def _split_products(graph: fx.Graph) -> None:
     for linear in linears:
         (split, *others) = linear.users
         parts = _parts_of(split) if not others else None
-        if parts is None or not any(_is_gelu(part) for part in parts):
+        if parts is None or not any(_gelu_of(part) for part in parts):
             continue
         x, weight, bias = linear.args
         first = 0
@@ -147,9 +144,12 @@ def _parts_of(split: Any) -> list[Any] | None:
     return [found[index] for index in range(len(found))] if whole else None
 
 
-def _is_gelu(part: Any) -> bool:
-    users = list(part.users)
-    return len(users) == 1 and users[0].target is torch._C._nn.gelu and users[0].kwargs.get("approximate") == "tanh"
+def _gelu_of(node: fx.Node) -> fx.Node | None:
+    """GELU (tanh), where it is all that reads a node."""
+    if len(node.users) != 1:
+        return None
+    (user,) = node.users
+    return user if user.target is torch._C._nn.gelu and user.kwargs.get("approximate") == "tanh" else None
 
 
 def _arguments(linear: fx.Node) -> list[fx.Node]:
@@ -159,10 +159,8 @@ def _arguments(linear: fx.Node) -> list[fx.Node]:
 
 
 def _fuse_gelu(graph: fx.Graph, linear: fx.Node) -> None:
-    if len(linear.users) != 1:
-        return
-    (gelu,) = linear.users
-    if gelu.target is not torch._C._nn.gelu or gelu.kwargs.get("approximate") != "tanh":
+    gelu = _gelu_of(linear)
+    if gelu is None:
         return
     with graph.inserting_before(gelu):
         fused = graph.call_function(torch.ops.parallel_dit.linear_gelu.default, tuple(_arguments(linear)))
@@ -171,13 +169,11 @@ def _fuse_gelu(graph: fx.Graph, linear: fx.Node) -> None:
 
 def _drop_concatenation(graph: fx.Graph, linear: fx.Node) -> None:
     joined, weight, bias = _arguments(linear)
-    if joined.target is not torch.cat or len(joined.users) != 1:
+    if joined.target is not torch.cat:
         return
-    parts = joined.args[0] if joined.args else joined.kwargs.get("tensors")
-    dim = joined.args[1] if len(joined.args) > 1 else joined.kwargs.get("dim", 0)
-    value = joined.meta.get("example_value")
-    if not isinstance(parts, list | tuple) or value is None or dim not in (-1, value.dim() - 1):
+    parts = joined_parts(joined, -1, value_of(joined).dim() - 1)
+    if parts == [joined]:
         return
     with graph.inserting_before(linear):
-        fused = graph.call_function(torch.ops.parallel_dit.linear_of_parts.default, (list(parts), weight, bias))
+        fused = graph.call_function(torch.ops.parallel_dit.linear_of_parts.default, (parts, weight, bias))
     replace(linear, fused)

@@ -8,6 +8,7 @@ ComfyUI's by those of comfy-kitchen.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,18 +61,10 @@ def _of_our_operator(graph: fx.Graph) -> None:
     if not queries or len(queries) != len(keys) or len(epsilons) != 1:
         return
     with graph.inserting_before(key):
-        both = graph.call_function(
-            torch.ops.parallel_dit.norm_rotate.default,
-            (
-                *([given for given, _, _ in parts] for parts in (queries, keys)),
-                *([weight for _, weight, _ in parts] for parts in (queries, keys)),
-                epsilons.pop(),
-                *query.args[1:],
-            ),
-        )
-        outputs = [graph.call_function(operator.getitem, (both, index)) for index in range(2)]
+        given, weights = ([[each[place] for each in parts] for parts in (queries, keys)] for place in range(2))
+        outputs = _norm_and_rotate(graph, given, weights, epsilons.pop(), query.args[1:])
     # Between the two rotations nothing may read the first, or it would come before what it reads.
-    if all(user > both for user in query.users):
+    if all(user > outputs[0] for user in query.users):
         replace(query, outputs[0])
         replace(key, outputs[1])
 
@@ -80,14 +73,13 @@ def _of_comfyuis_operators(graph: fx.Graph) -> None:
     """Make one operator of norms and rotation of queries and keys."""
     called: list[Any] = [node for node in graph.nodes if node.op == "call_function"]
     for node in called:
+        turned = []
         if str(node.target) in _NORM_AND_ROTATION and all(user.target is operator.getitem for user in node.users):
             turned = _as_ours(graph, node)
-            for user in list(node.users) if turned else ():
-                replace(user, turned[user.args[1]])
-        if str(node.target) in _ROTATION and all(user.target is operator.getitem for user in node.users):
+        elif str(node.target) in _ROTATION and all(user.target is operator.getitem for user in node.users):
             turned = _rotate(graph, node, *node.args)
-            for user in list(node.users) if turned else ():
-                replace(user, turned[user.args[1]])
+        for user in list(node.users) if turned else ():
+            replace(user, turned[user.args[1]])
     alone = [node for node in called if str(node.target) in _ROTATION_OF_ONE]
     if len(alone) == 2 and alone[0].args[1] is alone[1].args[1]:
         query, key = alone
@@ -111,10 +103,7 @@ def _rotate(graph: fx.Graph, before: fx.Node, query: Any, key: Any, matrices: An
         angles = [_angles(graph, matrices, row) for row in range(2)]
         given = [[graph.call_method("transpose", (_as_made(x), 1, 2)) for x, _, _ in parts] for parts in normed]
         weights = [[weight for _, weight, _ in parts] for parts in normed]
-        both = graph.call_function(
-            torch.ops.parallel_dit.norm_rotate.default, (*given, *weights, epsilons.pop(), *angles)
-        )
-        outputs = [graph.call_function(operator.getitem, (both, index)) for index in range(2)]
+        outputs = _norm_and_rotate(graph, given, weights, epsilons.pop(), angles)
         return [graph.call_method("transpose", (output, 1, 2)) for output in outputs]
 
 
@@ -131,11 +120,15 @@ def _as_ours(graph: fx.Graph, node: Any) -> list[fx.Node]:
         return []
     with graph.inserting_before(node):
         angles = [_angles(graph, matrices, row, heads=2) for row in range(2)]
-        both = graph.call_function(
-            torch.ops.parallel_dit.norm_rotate.default,
-            ([query], [key], *([weight] for weight in weights), eps, *angles),
-        )
-        return [graph.call_function(operator.getitem, (both, index)) for index in range(2)]
+        return _norm_and_rotate(graph, [[query], [key]], [[weight] for weight in weights], eps, angles)
+
+
+def _norm_and_rotate(
+    graph: fx.Graph, given: Sequence[list[Any]], weights: Sequence[list[Any]], eps: float, angles: Sequence[Any]
+) -> list[fx.Node]:
+    """Queries and keys, normed and rotated, of these parts and weights of both."""
+    both = graph.call_function(torch.ops.parallel_dit.norm_rotate.default, (*given, *weights, eps, *angles))
+    return [graph.call_function(operator.getitem, (both, index)) for index in range(2)]
 
 
 def _as_made(x: Any) -> fx.Node:

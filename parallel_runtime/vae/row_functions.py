@@ -24,13 +24,18 @@ from .families import Half
 from .rows import Rows
 
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d, torch.cudnn_convolution)
-_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_CUDNN = ("input", "weight", "padding", "stride", "dilation", "groups")
-_PAD = ("input", "pad", "mode", "value")
-_INTERPOLATE = ("input", "size", "scale_factor", "mode")
-_GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
-
-
+_NAMES: dict[Callable[..., Any], tuple[str, ...]] = {
+    torch.conv2d: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+    torch.conv3d: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+    torch.cudnn_convolution: ("input", "weight", "padding", "stride", "dilation", "groups"),
+    F.pad: ("input", "pad", "mode", "value"),
+    F.interpolate: (
+        "input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias",
+    ),
+    F.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
+    torch.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
+}  # fmt: skip
+"""Arguments in their order."""
 _SOME = 16
 """Convolutions from one call of `now_and_then` to the next."""
 
@@ -51,6 +56,7 @@ class RowFunctions(TorchFunctionMode):
         self._fused = fused
         self._convolutions = 0
         self._pending: PendingNorm | None = None
+        self._noise = False
         self._known: dict[Callable[..., Any], Callable[..., Any]] = {}
         if half is None:
             return
@@ -61,11 +67,10 @@ class RowFunctions(TorchFunctionMode):
             F.interpolate: self._interpolate,
         }
         self._rows = rows
-        if half.noise:  # in the order of a picture, however it lies in memory; every rank draws all, and keeps its rows
-            self._known |= {torch.randn: self._randn, torch.randn_like: self._randn_like}
+        self._noise = half.noise
         if rows.shared:
             self._known |= {
-                torch.cudnn_convolution: self._convolve_by_cudnn,
+                torch.cudnn_convolution: self._over_border,
                 F.pad: self._pad,
                 torch.group_norm: self._group_norm,
             }
@@ -83,10 +88,13 @@ class RowFunctions(TorchFunctionMode):
             self._write(silu)
             if silu:
                 return pending.result
+        given = dict(kwargs or {})
+        if self._noise and function in (torch.randn, torch.randn_like):
+            return self._drawn(function, args, given)
         known = self._known.get(function)
         if known is None:
-            return function(*args, **(kwargs or {}))
-        return known(function, args, dict(kwargs or {}))
+            return function(*args, **given)
+        return known(function, dict(zip(_NAMES[function], args, strict=False)) | given)
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
@@ -122,23 +130,18 @@ class RowFunctions(TorchFunctionMode):
     def _length_norm(self, module: Any, plain: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         return self._begin(channels_last.length_norm(x, module.gamma.to(x))) if self._takes(x) else plain(x)
 
-    def _interpolate(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        given = {**dict(zip(_INTERPOLATE, args, strict=False)), **kwargs}
+    def _interpolate(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
         x, made = given["input"], None
         if self._takes(x):
             made = channels_last.doubled(x, given.get("size"), given.get("scale_factor"), given.get("mode", "nearest"))
-        return made if made is not None else function(*args, **kwargs)
+        return made if made is not None else function(**given)
 
-    def _convolve(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def _convolve(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
         """The bias is added apart where that is faster."""
-        given = {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs}
         convolve, bias = self._over_border if self._rows.shared else _call, given.get("bias")
         if bias is None or not self._takes(given["input"]):
             return convolve(function, given)
         return channels_last.add_bias(convolve(function, given | {"bias": None}), bias)
-
-    def _convolve_by_cudnn(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        return self._over_border(function, {**dict(zip(_CUDNN, args, strict=False)), **kwargs})
 
     def _over_border(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
         """A convolution: of all rows as they are, and of those at the borders anew when the neighbours' have come."""
@@ -175,8 +178,7 @@ class RowFunctions(TorchFunctionMode):
             done.narrow(-2, own - rows, rows).copy_(convolve(edge, 0))
         return done
 
-    def _pad(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        given = {**dict(zip(_PAD, args, strict=False)), **kwargs}
+    def _pad(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
         x, pad = given.pop("input"), list(given.pop("pad"))
         if x.ndim < 4 or len(pad) < 4 or not any(pad[2:4]):
             return function(x, pad, **given)
@@ -185,16 +187,15 @@ class RowFunctions(TorchFunctionMode):
         parts = [part for part in (above, x, below) if part is not None]
         return function(torch.cat(parts, -2), pad, **given)
 
-    def _group_norm(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def _group_norm(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
         """Without the kernels by a batch norm with given numbers: a single pass, which rounds once."""
-        given = {**dict(zip(_GROUP_NORM, args, strict=False)), **kwargs}
         x, groups = given["input"], given["num_groups"]
         if self._takes(x):
             weight, bias, eps = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
             rows = sum(self._rows.shares_of(x.shape[-2]))
             return self._begin(channels_last.group_norm(x, groups, weight, bias, eps, self._rows.add, rows))
         if not self._rows.shared:
-            return function(*args, **kwargs)
+            return function(**given)
         batch, channels = x.shape[:2]
         grouped = x.reshape(batch, groups, -1)
         numbers = torch.stack(
@@ -216,19 +217,13 @@ class RowFunctions(TorchFunctionMode):
         rows = x.reshape(1, batch * channels, *x.shape[2:])
         return F.batch_norm(rows, mean, variance, weight, bias, eps=given.get("eps", 1e-5)).reshape(x.shape)
 
-    def _randn(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        size = tuple(args[0]) if len(args) == 1 and isinstance(args[0], Iterable) else args
-        return self._rows.cut(function(self._whole(size), **kwargs))
-
-    def _randn_like(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        x = args[0]
-        return self._rows.cut(function(x.new_empty(self._whole(x.shape)), *args[1:], **kwargs))
-
-    def _whole(self, size: Iterable[int]) -> list[int]:
-        """The size that a tensor has on one rank alone."""
-        whole = list(size)
-        whole[-2] = sum(self._rows.shares_of(whole[-2]))
-        return whole
+    def _drawn(self, function: Any, args: tuple[Any, ...], given: dict[str, Any]) -> torch.Tensor:
+        """Noise in the order of a picture, however it lies in memory: every rank draws all, and keeps its rows."""
+        first = args[0]
+        like = isinstance(first, torch.Tensor)
+        size = list(first.shape if like else first if isinstance(first, Iterable) else args)
+        size[-2] = sum(self._rows.shares_of(size[-2]))
+        return self._rows.cut(function(first.new_empty(size) if like else size, **given))
 
 
 def _call(function: Any, given: dict[str, Any]) -> torch.Tensor:
