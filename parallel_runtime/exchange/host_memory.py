@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ..errors import first_line
 from ..mesh.agreement import all_agree
 from ..mesh.groups import ExchangedHeads
-from ..streaming.share_memory import HostShare, open_share, room_on_host
+from ..streaming.share_memory import HostShare, open_host_share, room_on_host
 from .grown_memory import GrownMemory
 from .host_exchange import HostBuffers
 from .host_lanes import Slots, StreamMemory
@@ -63,11 +63,13 @@ class HostMemory(GrownMemory[StreamMemory, HostBuffers]):
         share, refusal = _make(size) if dist.get_rank(self._group) == 0 else (None, "")
         if not all_agree(not refusal, self._group, device):
             return None, refusal
-        where = torch.tensor(_place(share), dtype=torch.int64, device=device)
+        # Process and descriptor by which others find it.
+        place = [0, 0] if share is None else [int(part) for part in share.address.split(":")[1:3]]
+        where = torch.tensor(place, dtype=torch.int64, device=device)
         dist.broadcast(where, src=dist.get_global_rank(self._group, 0), group=self._group)
         memory = None
         try:
-            share = share or _open(where.tolist(), size, device)
+            share = share or open_host_share("host:{}:{}:{}".format(*where.tolist(), size))
             memory = self._opened(share, dist.get_rank(self._group), self._group.size(), device)
         except (OSError, RuntimeError) as error:
             refusal = first_line(error)
@@ -91,17 +93,6 @@ def _make(size: int) -> tuple[HostShare | None, str]:
         return HostShare(size), ""
     except OSError as error:
         return None, str(error)
-
-
-def _place(share: HostShare | None) -> list[int]:
-    """Process and descriptor by which others find it; of another rank, what the first one's will replace."""
-    return [0, 0] if share is None else [int(part) for part in share.address.split(":")[1:3]]
-
-
-def _open(where: list[int], size: int, device: torch.device) -> HostShare:
-    share = open_share(f"host:{where[0]}:{where[1]}:{size}", device)
-    assert isinstance(share, HostShare)
-    return share
 
 
 def _cut(heads: int, chunks: int, head_bytes: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,10 +32,11 @@ class BlockStream:
         self._shared = shared
         self._places = places
         self._brought = 0
-        self._slot = shared.dealer.turns(len(places))
-        self._streamed = [block for block, slot in enumerate(self._slot) if slot is not None]
+        turns = enumerate(shared.dealer.turns(len(places)))
+        self._slot = {block: slot for block, slot in turns if slot is not None}
+        self._streamed = list(self._slot)
         self._next = dict(zip(self._streamed, self._streamed[SLOTS:], strict=False))
-        self._holds: list[int | None] = [None] * SLOTS
+        self._holds: dict[int, int] = {}  # slot -> block
         self._side: Any = None
         self._here: list[Any] = []
         if shared.device.type == "cuda" and self._streamed:
@@ -45,7 +47,7 @@ class BlockStream:
         """Let the forwards of a network's blocks, all of them in their order, wait for their weights: outside of what
         is compiled of them."""
         for number, block in enumerate(self._shared.dealer.coming(blocks)):
-            block.forward = _streamed(block.forward, self, number)
+            block.forward = partial(self._run, number, block.forward)
 
     def meet(self) -> bool:
         """Wait until all shares have the weights of this forward; bring the blocks that have places of their own."""
@@ -55,7 +57,7 @@ class BlockStream:
             self.forget()
             with shared.reading():
                 for block, place in enumerate(self._places):
-                    if self._slot[block] is None:
+                    if block not in self._slot:
                         shared.fetch(block, place)
             self._brought = shared.state
         return moved
@@ -71,26 +73,33 @@ class BlockStream:
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Around what a forward launches. The first blocks set out at once."""
-        self._holds = [None] * SLOTS
+        self._holds.clear()
         if self._side is not None:
             self._after_all()
             for block in self._streamed[:SLOTS]:
-                self._bring(block, self._slot[block])
+                self._bring(block)
         try:
             yield
         finally:
-            self._holds = [None] * SLOTS
+            self._holds.clear()
             if self._side is not None:
                 torch.cuda.current_stream().wait_stream(self._side)
 
+    def _run(self, block: int, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """A block's forward when its weights are there: as it is, compiled, or while it is recorded."""
+        self.before(block)
+        returned = forward(*args, **kwargs)
+        self.after(block)
+        return returned
+
     def before(self, block: int) -> None:
         """A block is about to run: it is there, in the order of the stream."""
-        slot = self._slot[block]
-        if slot is None:
+        if block not in self._slot:
             return
-        if self._holds[slot] != block:  # on a CPU always; on a GPU where blocks run in another order than theirs
+        slot = self._slot[block]
+        if self._holds.get(slot) != block:  # on a CPU always; on a GPU where blocks run in another order than theirs
             self._after_all()
-            self._bring(block, slot)
+            self._bring(block)
         if self._side is not None:
             torch.cuda.current_stream().wait_event(self._here[slot])
 
@@ -99,31 +108,18 @@ class BlockStream:
         following = self._next.get(block)
         if self._side is not None and following is not None:
             self._after_all()
-            self._bring(following, self._slot[following])
+            self._bring(following)
 
     def _after_all(self) -> None:
         if self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream())
 
-    def _bring(self, block: int, slot: int | None) -> None:
-        assert slot is not None
-        target = self._places[block]
+    def _bring(self, block: int) -> None:
+        slot, place = self._slot[block], self._places[block]
         if self._side is None:
-            self._shared.fetch(block, target)
+            self._shared.fetch(block, place)
         else:
             with torch.cuda.stream(self._side):
-                self._shared.fetch(block, target)
+                self._shared.fetch(block, place)
                 self._here[slot].record(self._side)
         self._holds[slot] = block
-
-
-def _streamed(forward: Callable[..., Any], stream: BlockStream, number: int) -> Callable[..., Any]:
-    """The forward of a block that waits for its weights: as it is, compiled, or while it is recorded."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        stream.before(number)
-        returned = forward(*args, **kwargs)
-        stream.after(number)
-        return returned
-
-    return run
