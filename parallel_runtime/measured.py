@@ -30,11 +30,7 @@ def recall(folder: Path | None, key: str) -> Any:
 
 
 def keep(folder: Path | None, key: str, measured: Any) -> None:
-    """Keep JSON data under a key; where the folder cannot be written, do not.
-
-    Args:
-        key: everything that the numbers depend on, for people to read as well.
-    """
+    """Keep JSON data under a key, everything that the numbers depend on; where the folder cannot be written, do not."""
     if folder is None:
         return
     with contextlib.suppress(OSError):

@@ -38,11 +38,7 @@ class Said(str):
 
     @classmethod
     def from_data(cls, data: Any) -> Said:
-        """What `to_data` gave; a string is a sentence without values.
-
-        Raises:
-            TypeError: it is neither.
-        """
+        """What `to_data` gave; a string is a sentence without values. TypeError: it is neither."""
         if isinstance(data, str):
             return cls(data)
         if not isinstance(data, (list, tuple)) or len(data) != 3 or not isinstance(data[1], str):

@@ -16,11 +16,7 @@ share out, before the blocks."""
 
 
 def is_on(what: str) -> bool:
-    """Whether one of SWITCHES is left on.
-
-    Raises:
-        ConfigurationError: the variable holds a word that is none of them.
-    """
+    """Whether one of SWITCHES is left on; ConfigurationError where the variable holds a word that is none of them."""
     off = {word.strip() for word in os.environ.get(VARIABLE, "").split(",")} - {""}
     if unknown := sorted(off.difference(SWITCHES)):
         raise ConfigurationError(

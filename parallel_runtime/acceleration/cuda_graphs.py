@@ -32,11 +32,8 @@ class CudaGraphs:
         self._captures: weakref.WeakSet[Capture] = weakref.WeakSet()  # that somebody can still replay
 
     def rehearse(self, call: Callable[[list[torch.Tensor]], Any], static: list[torch.Tensor]) -> Any:
-        """Return `call(static)`, run on the stream that will record it.
-
-        Libraries take memory for a stream when they first see it (comfy-kitchen's int8 products do), which ends a
-        recording.
-        """
+        """Return `call(static)`, run on the stream that will record it: libraries take memory for a stream when they
+        first see it (comfy-kitchen's int8 products do), which ends a recording."""
         if not static[0].is_cuda:
             return call(static)
         self._begin()
@@ -110,10 +107,8 @@ class Capture:
 
     @contextlib.contextmanager
     def _left_if_it_fails(self) -> Iterator[None]:
-        """Torch's allocator is told that the recording is over: what raises here does not tell it.
-
-        It would refuse to let unused memory go, and keep what several streams had, for as long as the process lives.
-        """
+        """Torch's allocator is told that the recording is over: what raises here does not tell it. It would refuse to
+        let unused memory go, and keep what several streams had, for as long as the process lives."""
         try:
             yield
         except RuntimeError:

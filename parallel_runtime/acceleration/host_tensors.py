@@ -25,13 +25,8 @@ Call = Callable[[list[torch.Tensor]], Any]
 
 @dataclass(frozen=True)
 class _Kept:
-    """Something that crossed.
-
-    Args:
-        what: see `Crossing`.
-        there: it on the GPU, which nobody else has.
-        here: what was sent as bytes (N,), or what was read, on the host.
-    """
+    """Something that crossed: `what` as of `Crossing`, the same on the GPU, which nobody else has, and on the host,
+    where what was sent is bytes (N,)."""
 
     what: tuple[Any, ...]
     there: torch.Tensor
@@ -39,13 +34,8 @@ class _Kept:
 
 
 class HostTensors:
-    """What one forward sends and reads, in order. It must live as long as what was recorded with it.
-
-    Args:
-        call: the forward.
-        device: the GPU.
-        watched: where not, the three ways to run it are alike.
-    """
+    """What one forward (`call`) sends and reads, in order. It must live as long as what was recorded with it. Where it
+    is not watched, the three ways to run it are alike."""
 
     def __init__(self, call: Call, device: torch.device, watched: bool = True):
         self._call = call

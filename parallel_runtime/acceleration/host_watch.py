@@ -36,13 +36,9 @@ Cross = Callable[[Crossing], Any]
 
 
 class Watch(TorchFunctionMode):
-    """Sees the calls that send or read.
+    """Sees the calls that send to devices of one kind, or read from them.
 
     What is not seen here (a call that torch makes inside of another) ends a recording as it would without.
-
-    Args:
-        device: one of the GPU's kind.
-        send, read: what crosses.
     """
 
     def __init__(self, device: torch.device, send: Cross, read: Cross):

@@ -139,10 +139,7 @@ def _as_made(x: Any) -> fx.Node:
 
 def _angles(graph: fx.Graph, matrices: fx.Node, row: int, heads: int = 1) -> fx.Node:
     """Cosines (row 0) or sines of rotation matrices, (batch or 1, tokens, pairs): as they lie there, nothing is copied.
-
-    Args:
-        heads: dim of the matrices for heads, 1 or 2; the other one is that of tokens.
-    """
+    `heads` is the dim of the matrices for heads, 1 or 2; the other one is that of tokens."""
     every = slice(None)
     place = (0, every) if heads == 1 else (every, 0)
     return graph.call_function(operator.getitem, (matrices, (every, *place, every, row, 0)))

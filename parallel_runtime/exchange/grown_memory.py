@@ -30,9 +30,6 @@ class GrownMemory(ABC, Generic[Memory, Buffers]):
     One for each group, whatever models and plans use it: so it depends on nothing but the forwards over that group,
     which its ranks run alike, and on their votes. Recordings and buffers hold it: what has grown goes when the last of
     them is gone.
-
-    Args:
-        group: of the ranks.
     """
 
     where: str

@@ -18,11 +18,7 @@ from .peer_memory import PeerBuffers, PeerMemory
 
 
 class HeadRoutes:
-    """What the ranks of one group share for it. See GroupMemory in mesh/groups.py.
-
-    Args:
-        group: of the ranks.
-    """
+    """What the ranks of one group share for it. See GroupMemory in mesh/groups.py."""
 
     def __init__(self, group: dist.ProcessGroup):
         self._group = group
@@ -82,12 +78,8 @@ def _reach_one_another(group: dist.ProcessGroup, device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class HeadSharing:
-    """Self-attention, whose heads ranks may exchange over memory that they share.
-
-    Args:
-        heads, head_dim, dtype, device: of a network, on this rank.
-        kernel: what attends, a key of KERNELS.
-    """
+    """Self-attention of a network on this rank, whose heads ranks may exchange over memory that they share; `kernel`, a
+    key of KERNELS, attends."""
 
     heads: int
     head_dim: int

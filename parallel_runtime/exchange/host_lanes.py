@@ -38,12 +38,7 @@ _EQUAL = 1
 
 @dataclass(frozen=True)
 class Slots:
-    """Where words and messages lie in memory of so many bytes; nothing else decides, so that every use of it agrees.
-
-    Args:
-        ranks: that share it.
-        size: bytes.
-    """
+    """Where words and messages lie in memory of so many bytes; nothing else decides, so that every use of it agrees."""
 
     ranks: int
     size: int
@@ -74,12 +69,7 @@ def _header(ranks: int) -> int:
 
 
 class Exchange:
-    """The messages of one attention, numbered from 0 on; every rank sends and receives each, to and from all others.
-
-    Args:
-        memory: shared by the ranks.
-        rank: this one.
-    """
+    """The messages of one attention, numbered from 0 on; every rank sends and receives each, to and from all others."""
 
     def __init__(self, memory: StreamMemory, rank: int):
         self._slots = memory.slots
@@ -193,11 +183,8 @@ def _close(share: HostShare, device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class StreamLane:
-    """A stream of a GPU, which does in order what it is told. Offsets are bytes of the shared memory.
-
-    Args:
-        base: the shared memory's address on the GPU.
-    """
+    """A stream of a GPU, which does in order what it is told. Offsets are bytes of the shared memory, which begins at
+    `base` there."""
 
     stream: torch.cuda.Stream
     base: int

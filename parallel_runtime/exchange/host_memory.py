@@ -31,7 +31,6 @@ class HostMemory(GrownMemory[StreamMemory, HostBuffers]):
     """One memory that every rank of a host has mapped.
 
     Args:
-        group: of ranks of one host.
         chunks, pieces: at most.
         opened: how a rank reaches the memory; a test's ranks have no GPU.
     """
@@ -96,10 +95,6 @@ def _make(size: int) -> tuple[HostShare | None, str]:
 
 
 def _cut(heads: int, chunks: int, head_bytes: int) -> tuple[int, ...]:
-    """Heads of each chunk, the larger ones first.
-
-    Args:
-        head_bytes: of one head's queries, keys and values.
-    """
+    """Heads of each chunk, the larger ones first; `head_bytes` are those of one head's queries, keys and values."""
     count = max(1, min(heads, chunks, heads * head_bytes // _LEAST_MESSAGE))
     return tuple(heads // count + (index < heads % count) for index in range(count))

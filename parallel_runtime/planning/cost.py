@@ -118,11 +118,8 @@ class _Step:
         return max(0.0, model.block_parameters - model.image_parameters - shared)
 
     def pass_seconds(self, image: float, text: float, keys: float, waiting: bool = False) -> float:
-        """This rank's stage over `image` and `text` tokens of its own, all ranks' attending `keys`; no exchange.
-
-        Args:
-            waiting: a receive of NCCL waits meanwhile, over NVLink.
-        """
+        """This rank's stage over `image` and `text` tokens of its own, all ranks' attending `keys`, without exchange;
+        `waiting`: a receive of NCCL over NVLink waits meanwhile."""
         model, machine = self.model, self.machine
         share = self.share
         tokens = max(1.0, image + text)
@@ -255,12 +252,8 @@ class _Step:
 
 
 def kept_bytes(model: ModelFacts, owned: tuple[int, int], tokens: float) -> int:
-    """Bytes of keys and values that each rank of a stage keeps over a run: of all tokens.
-
-    Args:
-        owned: (start, stop) of the stage's blocks.
-        tokens: of all rows that the rank computes.
-    """
+    """Bytes of keys and values that each rank of a stage, with the blocks (start, stop), keeps over a run; `tokens` are
+    those of all rows that it computes."""
     return int(2 * tokens * sum(model.attentions[slice(*owned)]) * model.width * model.bytes_per_number)
 
 

@@ -32,11 +32,8 @@ def assign_blocks(sizes: tuple[float, ...], stages: int, most: float = math.inf)
 
 
 def most_parameters(memory_bytes: int, bytes_per_parameter: int) -> float:
-    """Parameters that the blocks of a stage may have; the rest of a rank's memory is for activations, keys and values.
-
-    Args:
-        memory_bytes: of the smallest rank; 0 where it is not known.
-    """
+    """Parameters that the blocks of a stage may have; the rest of the smallest rank's memory (0: not known) is for
+    activations, keys and values."""
     return _FOR_BLOCKS * (memory_bytes or math.inf) / bytes_per_parameter
 
 

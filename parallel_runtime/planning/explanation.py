@@ -16,11 +16,7 @@ from .wish import Wish
 
 
 def explain(wish: Wish) -> Said:
-    """Return the plan, why, and what it is predicted to take.
-
-    Raises:
-        ConfigurationError: see `check_limits`.
-    """
+    """The plan, why, and what it is predicted to take; errors as of `choose`."""
     choice, config, ranks, model, machine = choose(wish), wish.config, wish.ranks, wish.model, wish.machine
     sentences: list[str] = [_what(choice, wish)]
     if choice.reason:

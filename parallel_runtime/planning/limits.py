@@ -30,11 +30,7 @@ def check_limits(wish: Wish) -> None:
 
 
 def check_steps(plan: ParallelPlan, steps: int) -> None:
-    """Refuse a warm-up that is longer than the run.
-
-    Raises:
-        ConfigurationError: more warm-up steps than steps, with the valid numbers.
-    """
+    """ConfigurationError where a warm-up is longer than the run, with the valid numbers."""
     if plan.pipe > 1 and plan.warmup_steps > steps:
         raise ConfigurationError(
             "PipeFusion is to warm up for {warmup_steps} steps, and the run has {steps}.",

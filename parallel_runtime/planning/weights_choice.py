@@ -82,11 +82,7 @@ def _may_stream(wish: Wish) -> bool:
 
 def _fitting(wish: Wish, most: int, weight_bytes: int) -> list[tuple[ParallelConfig, int]]:
     """The configurations that fit with weights that stream, in the order of preference, and bytes on each GPU: dealt
-    before host, but where both links were measured and host is faster.
-
-    Args:
-        most: blocks that may stay.
-    """
+    before host, but where both links were measured and host is faster. At `most` so many blocks stay."""
     model, machine = wish.model, wish.machine
     found, seconds = [], {}
     for weights in STREAMED:
@@ -105,13 +101,8 @@ def _fitting(wish: Wish, most: int, weight_bytes: int) -> list[tuple[ParallelCon
 
 
 def _placed(wish: Wish, most: int, weight_bytes: int) -> tuple[ParallelConfig, int]:
-    """The configuration with how many blocks stay where weights stream, and bytes on each GPU then. Where memory is not
-    known the first stays.
-
-    Args:
-        wish: with weights that stream.
-        most: blocks that may stay.
-    """
+    """The configuration, of weights that stream, with how many blocks stay, at `most`, and bytes on each GPU then.
+    Where memory is not known the first stays."""
     config, model, machine = wish.config, wish.model, wish.machine
     cost = choose(replace(wish, config=replace(config, resident=0))).cost
     beside, exact, memory = cost.bytes - cost.weight_bytes, _exact(model, weight_bytes), machine.usable_bytes
@@ -127,12 +118,8 @@ def _placed(wish: Wish, most: int, weight_bytes: int) -> tuple[ParallelConfig, i
 
 
 def _held(wish: Wish, exact: float, beside: int) -> tuple[int, ...]:
-    """How many of the blocks that come to the rank with the least memory each rank keeps; () where none keeps more.
-
-    Args:
-        wish: with weights that stream, and blocks that stay on all ranks.
-        beside: bytes beside the weights.
-    """
+    """How many of the blocks that come to the rank with the least memory each rank keeps, () where none keeps more;
+    `beside` are bytes beside the weights."""
     config, ranks, model, machine = wish.config, wish.ranks, wish.model, wish.machine
     coming = Coming(config.weights, ranks, config.resident)
     blocks, counts = len(coming.sizes(model)), []

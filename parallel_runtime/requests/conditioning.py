@@ -32,11 +32,8 @@ class Shared:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Keyword arguments of ComfyUI's transformer call, without x and timestep. `context` is (B, T, D).
-
-    Args:
-        shared: names of arguments that are one for all rows of the batch.
-    """
+    """Keyword arguments of ComfyUI's transformer call, without x and timestep. `context` is (B, T, D); those named in
+    `shared` are one for all rows of the batch."""
 
     arguments: Mapping[str, Any]
     shared: frozenset[str] = frozenset()
@@ -117,11 +114,8 @@ def hollow(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def refer(number: int, arguments: Mapping[str, Any], index: int = 0) -> tuple[ConditioningRef, dict[str, torch.Tensor]]:
-    """A new conditioning as the ranks get it, and its tensors by the names under which they travel.
-
-    Raises:
-        RequestError: an argument is or holds what does not travel.
-    """
+    """A new conditioning as the ranks get it, and its tensors by the names under which they travel; RequestError where
+    an argument is or holds what does not travel."""
     trees: dict[str, Any] = {}
     tensors: list[torch.Tensor] = []
     for key, value in arguments.items():

@@ -15,11 +15,7 @@ FUNCTIONS, SIGMAS = ("patches", "patches_replace"), "sigmas"
 
 @dataclass(frozen=True)
 class Attached:
-    """A network beside the model, which is sent once and named by its number.
-
-    Args:
-        module: the network itself, where it is at hand.
-    """
+    """A network beside the model, which is sent once and named by its number; `module` where it is at hand."""
 
     number: int
     module: Any = field(default=None, compare=False)

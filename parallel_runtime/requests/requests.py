@@ -74,11 +74,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Survey(msgspec.Struct, frozen=True, tag=True):
-    """Before a load: what a model would take of the devices, and what they have for it. Loads nothing.
-
-    Args:
-        load: that is about to come.
-    """
+    """Before a load: what its model would take of the devices, and what they have for it. Loads nothing."""
 
     load: Load
 
@@ -251,11 +247,8 @@ def attached_name(place: int) -> str:
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Free a resident model's memory; the processes stay. An unknown model is no error.
-
-    Args:
-        park: keep the weights on the host, where it has memory for them, for when they are used again.
-    """
+    """Free a resident model's memory; the processes stay. An unknown model is no error. Parked weights stay on the
+    host, where it has memory for them, for when they are used again."""
 
     model: str
     park: bool = False

@@ -29,11 +29,7 @@ _WAIT_SECONDS = 120.0
 
 
 class Board:
-    """The words of one rank.
-
-    Args:
-        address: of another rank's; None makes one.
-    """
+    """The words of one rank: this one's, or those at another's address."""
 
     def __init__(self, address: str | None = None):
         self._page = HostShare(mmap.PAGESIZE) if address is None else open_host_share(address)
@@ -71,14 +67,10 @@ class Board:
 
 
 def wait_for(about: _T, there: Callable[[_T], bool], what: str) -> None:
-    """Wait for what other ranks do, which is soon.
-
-    Args:
-        there: asks `about` whether it is done.
-        what: for the message.
+    """Wait for what other ranks do, which is soon, until `there` finds it done.
 
     Raises:
-        PoolError: it does not come.
+        PoolError: it does not come; the message has `what`.
     """
     deadline = time.monotonic() + _WAIT_SECONDS
     pause = 0.0

@@ -56,11 +56,7 @@ class Dealer:
         return [None if block in held else next(turn) % SLOTS for block in range(count)]
 
     def check(self) -> None:
-        """Refuse what this machine cannot do, on all ranks alike.
-
-        Raises:
-            ConfigurationError: GPUs that cannot read each other's memory.
-        """
+        """ConfigurationError, on all ranks alike, where GPUs cannot read each other's memory."""
         if self.on_device and self.ranks > 1 and not reach_one_another():
             raise ConfigurationError(
                 "These GPUs cannot read each other's memory, so that weights cannot be spread over them.",

@@ -76,10 +76,7 @@ class DeviceShare:
 
 
 class OpenedAllocation:
-    """Memory of another process's GPU.
-
-    Args:
-        handle: of its `DeviceShare`.
+    """Memory of another process's GPU, by the handle of its `DeviceShare`.
 
     Raises:
         DriverError: this GPU cannot read it.
@@ -93,11 +90,7 @@ class OpenedAllocation:
         self._address = address.value
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """Copy the bytes from `start` on, on the current stream.
-
-        Args:
-            target: (bytes,) uint8 on this rank's GPU.
-        """
+        """Copy the bytes from `start` on to (bytes,) uint8 on this rank's GPU, on the current stream."""
         stream = torch.cuda.current_stream(target.device).cuda_stream
         cuda_driver.call("cuMemcpyAsync", target.data_ptr(), self._address + start, target.numel(), stream)
 

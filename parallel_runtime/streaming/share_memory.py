@@ -19,12 +19,8 @@ _STAT_BLOCK = 512
 
 
 class HostShare:
-    """Memory of the host, an anonymous file (memfd), so that nothing is left behind however a pool ends.
-
-    Args:
-        size: bytes.
-        descriptor: of another rank's memory; None makes it.
-    """
+    """Memory of the host, an anonymous file (memfd), so that nothing is left behind however a pool ends. With another
+    rank's descriptor it is that one's."""
 
     def __init__(self, size: int, descriptor: int | None = None):
         size = max(size, 1)

@@ -33,11 +33,7 @@ from .share_memory import (
 
 
 class SharedBlocks:
-    """This rank's share of the blocks of one model, and its way to the others'.
-
-    Args:
-        sizes: bytes of each block; nothing is there yet.
-    """
+    """This rank's share of the blocks of one model, of so many bytes each, and its way to the others'."""
 
     def __init__(self, dealer: Dealer, sizes: Sequence[int]):
         self.sizes = tuple(sizes)
@@ -115,12 +111,7 @@ class SharedBlocks:
         return start, stop, self._own.memory[at : at + stop - start]
 
     def write(self, block: int, start: int, data: torch.Tensor) -> None:
-        """Keep what this rank keeps of some bytes of a block.
-
-        Args:
-            start: of the bytes in the block.
-            data: (bytes,) uint8, on any device.
-        """
+        """Keep what this rank keeps of a block's bytes from `start` on, (bytes,) uint8 on any device."""
         first, last, memory = self.own_piece(block)
         low, high = max(first, start), min(last, start + data.numel())
         if low < high:
@@ -151,8 +142,7 @@ class SharedBlocks:
     def meet(self) -> bool:
         """Wait until the shares of all ranks have the weights that this rank's has. Every rank comes here in RUN.
 
-        Returns:
-            Whether one is elsewhere than it was: what was recorded would copy from there.
+        Returns whether one is elsewhere than it was: what was recorded would copy from there.
         """
         state = self.board[STATE]
         assert state, "a share that is not filled"

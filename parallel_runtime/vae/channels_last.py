@@ -24,13 +24,8 @@ _HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class PendingNorm:
-    """A norm that waits to see whether SiLU follows; none of the known VAEs uses it again, once SiLU has had it.
-
-    Args:
-        x: what it is of.
-        result: not written yet.
-        write: (with SiLU) -> None.
-    """
+    """A norm of `x` that waits to see whether SiLU follows: `write` (with SiLU) makes its result. None of the known
+    VAEs uses it again, once SiLU has had it."""
 
     x: torch.Tensor
     result: torch.Tensor
@@ -74,12 +69,7 @@ def group_norm(
     add: Callable[[torch.Tensor], torch.Tensor],
     rows: int,
 ) -> PendingNorm:
-    """Begin a group norm.
-
-    Args:
-        add: sum over the ranks that have the picture's other rows.
-        rows: of all of them.
-    """
+    """Begin a group norm of a picture of so many rows; `add` sums over the ranks that have some of them."""
     from . import channels_last_kernels as kernels
 
     x, channels = arrange(x), x.shape[1]

@@ -121,11 +121,8 @@ class Rows:
 
 
 def share_out(rows: int, of: int, shares: Sequence[int]) -> list[int]:
-    """Shares of a tensor that has `rows` rows where the one that was cut so has `of`.
-
-    Raises:
-        ValueError: they are no whole numbers.
-    """
+    """Shares of a tensor that has `rows` rows where the one that was cut so has `of`; ValueError if they are no whole
+    numbers."""
     if any(share * rows % of for share in shares):
         raise ValueError(f"{rows} rows for {of} cannot be shared out as {list(shares)}")
     return [share * rows // of for share in shares]
