@@ -13,8 +13,7 @@ from .transportable import listed
 from .wait_notices import WaitNotices
 
 if TYPE_CHECKING:
-    from parallel_runtime.requests.answers import Finished
-    from parallel_runtime.requests.plan_details import PlanDetails
+    from parallel_runtime.requests.answers import Finished, PlanDetails
 
 IN_TURN = Said("Step by step, the stages run one after the other: exact, but slower than one GPU.")
 STOPPED = Said("Stopped before the end.")

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from parallel_runtime.requests.plan_details import PlanDetails
+from parallel_runtime.requests.answers import PlanDetails
 
 MOST_RUNS = 20
 COMPARED_SECONDS = 3600.0

@@ -18,11 +18,10 @@ from ..networks.network import Network
 from ..patching.patch_store import PatchStore
 from ..planning.explanation import details_of, what_runs
 from ..planning.plan import choose
-from ..requests.answers import Finished
+from ..requests.answers import Finished, PlanDetails
 from ..requests.conditioning import ConditioningStore
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts, RequestFacts
-from ..requests.plan_details import PlanDetails
 from ..requests.requests import Load
 from ..said import Said
 from .opened import Opened, open_model

@@ -11,7 +11,8 @@ from ..streaming.deal import SLOTS, held_blocks, resident_blocks
 
 @dataclass(frozen=True)
 class Coming:
-    """How weights come ("dealt" or "host") to so many ranks that keep shares; resident and held as in ParallelConfig."""
+    """How weights come ("dealt" or "host") to so many ranks that keep shares; resident and held as in
+    ParallelConfig."""
 
     weights: str
     ranks: int
@@ -38,8 +39,8 @@ class Coming:
         return (beside + share) * model.bytes_per_parameter
 
     def copied_bytes(self, model: ModelFacts, used: int | None = None) -> int:
-        """Bytes that a GPU copies in a step, of `used` ranks or all the one that copies the most; of its own share it has a
-        copy on the device."""
+        """Bytes that a GPU copies in a step, of `used` ranks or all the one that copies the most; of its own share it
+        has a copy on the device."""
         coming = max(sum(self.sizes(model, held)) for held in self.held[:used] or (0,)) * model.bytes_per_parameter
         return coming - coming // self.ranks if self.weights == "dealt" else coming
 

@@ -192,11 +192,6 @@ class _Step:
             seconds += link.latency + gathered / (link.all_to_all * 1e9)
         return seconds
 
-    def coming_seconds(self) -> float:
-        """That a step's weights are on their way; 0 where they are there."""
-        coming = self.coming
-        return coming.seconds(self.model, self.machine, self.plan.world_size) if coming is not None else 0.0
-
     def seconds(self) -> tuple[float, float]:
         """Return a step's seconds where all weights are there, and those of them that are exchange."""
         plan, request = self.plan, self.request
@@ -230,14 +225,11 @@ class _Step:
         plan, request = self.plan, self.request
         tokens = (request.tokens + request.text_tokens) / plan.sequence
         alive = fitted.LIVE_ACTIVATIONS + (fitted.EXCHANGE_BUFFERS if plan.sequence > 1 else 0)
-        activations = alive * self.activation(tokens) + (self.context_bytes if self.machine.on_gpu else 0)
+        # That no tensor is in: once, as what is free is less by the rank's own context, and a whole GPU is not.
+        context = fitted.CONTEXT_TO_COME if self.machine.is_crowded else fitted.CONTEXT_BYTES
+        activations = alive * self.activation(tokens) + (context if self.machine.on_gpu else 0)
         weights, kept = max((self._held(*owned) for owned in self.assignment), key=sum)
         return weights, int(activations), kept
-
-    @property
-    def context_bytes(self) -> float:
-        """That no tensor is in: once, as what is free is less by the rank's own context, and a whole GPU is not."""
-        return fitted.CONTEXT_TO_COME if self.machine.is_crowded else fitted.CONTEXT_BYTES
 
     def _held(self, start: int, stop: int) -> tuple[int, int]:
         """Bytes of weights, and of keys and values, on a rank whose stage has these blocks."""
@@ -276,4 +268,5 @@ def predict(
     step = _Step(plan, model, request, machine, compiled, split_weights, coming)
     stage_blocks = tuple(stop - start for start, stop in step.assignment)
     computing, exchange = step.seconds()
-    return Cost(max(computing, step.coming_seconds()), exchange, *step.memory(), stage_blocks, computing)
+    on_their_way = coming.seconds(model, machine, plan.world_size) if coming is not None else 0.0
+    return Cost(max(computing, on_their_way), exchange, *step.memory(), stage_blocks, computing)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..config import AXES, FASTER, ParallelPlan
+from ..requests.answers import PlanDetails
 from ..requests.facts import GIB, LinkFacts, MachineFacts, ModelFacts
-from ..requests.plan_details import PlanDetails
 from ..said import Said, said, together
 from .coming_blocks import Coming
 from .cost import Cost
@@ -51,9 +51,8 @@ def explain(wish: Wish) -> Said:
         )
     if _predictable(wish):
         sentences += _predicted(choice, machine, ranks)
-        if machine.usable_bytes and choice.cost.bytes > machine.usable_bytes:
-            weight_bytes = model.parameters * model.bytes_per_parameter
-            sentences += ways_out(wish, weight_bytes)[:2]
+        if not machine.holds(choice.cost.bytes):
+            sentences += ways_out(wish, model.parameters * model.bytes_per_parameter)[:2]
     idle = ranks - choice.plan.world_size
     if idle > 0:
         template = "{idle} of {ranks} devices is not used." if idle == 1 else "{idle} of {ranks} devices are not used."
@@ -145,29 +144,23 @@ def _why_pipe(choice: Choice, machine: MachineFacts) -> Said:
         has=_gib(machine.usable_bytes),
     )
     if choice.plan.patches == 1:
-        return together(
-            (
-                said(
-                    "The stages compute in turn, because {why}: that is exact, and one GPU computes at a time.",
-                    why=memory,
-                ),
-                said('Stages "{faster}" lets them work at the same time.', faster=FASTER),
-            )
-        )
-    links = said("the GPUs are joined by slow links ({link}); KSampler runs without it", link=machine.link.name)
-    return said(
-        "PipeFusion was chosen because {why}. It changes the picture slightly; stages 1 forbids it.",
-        why=memory if choice.reason == "memory" else links,
-    )
+        template = "The stages compute in turn, because {why}: that is exact, and one GPU computes at a time."
+        way_out = said('Stages "{faster}" lets them work at the same time.', faster=FASTER)
+        return together((said(template, why=memory), way_out))
+    why = memory
+    if choice.reason == "links":
+        why = said("the GPUs are joined by slow links ({link}); KSampler runs without it", link=machine.link.name)
+    return said("PipeFusion was chosen because {why}. It changes the picture slightly; stages 1 forbids it.", why=why)
 
 
 def _coming(choice: Choice, coming: Coming, model: ModelFacts, machine: MachineFacts) -> Said:
     """Where weights are that stream, why, and what that costs."""
-    short = machine.usable_bytes and choice.alone.bytes > machine.usable_bytes
-    dealt, size = coming.weights == "dealt", coming.copied_bytes(model)
-    where = said("spread over the GPUs") if dealt else said("in memory of the host")
+    size = coming.copied_bytes(model)
+    where, source = said("in memory of the host"), said("there")
+    if coming.weights == "dealt":
+        where, source = said("spread over the GPUs"), said("the others")
     template = "Weights are {where}: each GPU holds {rest}, and copies {copied}. The picture is the same."
-    if short:
+    if not machine.holds(choice.alone.bytes):
         template = (
             "Weights are {where}, because the whole model does not fit a GPU's {has} GiB: each GPU holds {rest}, and "
             "copies {copied}. The picture is the same."
@@ -177,19 +170,10 @@ def _coming(choice: Choice, coming: Coming, model: ModelFacts, machine: MachineF
     stay = model.blocks - len(coming.sizes(model))
     if stay:
         holds.append(said("{stay} of {blocks} blocks whole", stay=stay, blocks=model.blocks))
-    copied = said(
-        "{size} GiB a step from {source}{over}",
-        size=_gib(size),
-        source=said("the others") if dealt else said("there"),
-        over=_over(coming.link(machine), size, machine),
-    )
-    return said(
-        template,
-        where=where,
-        has=_gib(machine.usable_bytes),
-        rest=together(holds, ", "),
-        copied=copied,
-    )
+    over = _over(coming.link(machine), size, machine)
+    copied = said("{size} GiB a step from {source}{over}", size=_gib(size), source=source, over=over)
+    has, rest = _gib(machine.usable_bytes), together(holds, ", ")
+    return said(template, where=where, has=has, rest=rest, copied=copied)
 
 
 def _over(link: LinkFacts, size: int, machine: MachineFacts) -> str:
@@ -204,22 +188,19 @@ def _over(link: LinkFacts, size: int, machine: MachineFacts) -> str:
 
 def _predicted(choice: Choice, machine: MachineFacts, ranks: int) -> list[Said]:
     cost, alone = choice.cost, choice.alone
-    short = machine.usable_bytes and alone.bytes > machine.usable_bytes
     known = machine.measured and (machine.link.measured or ranks == 1)
     template = "Predicted: {took} per step and {memory}{rest}."
     if not known:
         template = "Predicted, from typical numbers of such GPUs and links: {took} per step and {memory}{rest}."
     where = "{size} GiB on the fullest GPU" if choice.plan.pipe > 1 else "{size} GiB per GPU"
     rest: Said | str = ""
-    if choice.plan.world_size > 1 and short:
-        rest = said("; one GPU has too little memory for the whole model")
-    elif choice.plan.world_size > 1:
+    if choice.plan.world_size > 1:
         rest = said("; one GPU takes {alone}", alone=show_seconds(alone.seconds))
-    memory = said(where, size=_gib(cost.bytes))
-    took = show_seconds(cost.seconds)
-    sentences = [said(template, took=took, memory=memory, rest=rest)]
-    sentences.append(_memory(cost, machine))
-    if machine.usable_bytes and cost.bytes > machine.usable_bytes:
+        if not machine.holds(alone.bytes):
+            rest = said("; one GPU has too little memory for the whole model")
+    predicted = said(template, took=show_seconds(cost.seconds), memory=said(where, size=_gib(cost.bytes)), rest=rest)
+    sentences = [predicted, _memory(cost, machine)]
+    if not machine.holds(cost.bytes):
         sentences.append(said("A GPU has {has} GiB, so that may not fit.", has=_gib(machine.usable_bytes)))
     return sentences
 
@@ -235,11 +216,10 @@ def _memory(cost: Cost, machine: MachineFacts) -> Said:
     ]
     if cost.buffer_bytes:
         parts.append(said("keys and values {buffers}", buffers=_gib(cost.buffer_bytes)))
-    taken, left = together(parts, ", "), machine.usable_bytes - cost.bytes
-    if not machine.usable_bytes or left < 0:
+    taken, has = together(parts, ", "), machine.usable_bytes
+    if not has or cost.bytes > has:
         return said("{taken}.", taken=taken)
-    has = _gib(machine.usable_bytes)
-    return said("{taken}; {left} of {has} GiB are left.", taken=taken, left=_gib(left), has=has)
+    return said("{taken}; {left} of {has} GiB are left.", taken=taken, left=_gib(has - cost.bytes), has=_gib(has))
 
 
 def show_seconds(seconds: float) -> str:

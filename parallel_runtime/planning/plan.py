@@ -120,8 +120,7 @@ class _Search:
 
     def fits(self, cost: Cost) -> bool:
         """A rank's memory holds it, as far as that is known."""
-        usable = self.wish.machine.usable_bytes
-        return not usable or cost.bytes <= usable
+        return self.wish.machine.holds(cost.bytes)
 
     def stage_counts(self) -> tuple[int, ...]:
         """Numbers of stages above 1 that the model can be cut into."""

@@ -189,6 +189,10 @@ class MachineFacts:
         """That a rank may plan with: what is free, where that is known and less than what a GPU has. 0: not known."""
         return self.free_bytes if self.is_crowded else self.memory_bytes
 
+    def holds(self, size: int) -> bool:
+        """Whether a rank has room for so many bytes, as far as that is known."""
+        return not self.usable_bytes or size <= self.usable_bytes
+
     @property
     def on_gpu(self) -> bool:
         """Predictions mean something on GPUs only."""

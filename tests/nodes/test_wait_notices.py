@@ -8,8 +8,7 @@ from nodes.panel.run_history import RunHistory, RunRecord, Span
 from nodes.panel.settings import language_of, read_settings
 from nodes.run_notices import RunNotices
 from nodes.wait_notices import WaitNotices
-from parallel_runtime.requests.answers import Finished
-from parallel_runtime.requests.plan_details import PlanDetails
+from parallel_runtime.requests.answers import Finished, PlanDetails
 from parallel_runtime.said import Said
 from workers.client.life import Wait
 
