@@ -10,7 +10,7 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,16 +180,8 @@ def _change(contract: Contract) -> Said | None:
         parameters = inspect.signature(found).parameters
     except (TypeError, ValueError):  # a class that says nothing of its arguments
         return None
-    return _differs(contract, parameters)
-
-
-def _differs(contract: Contract, parameters: Mapping[str, inspect.Parameter]) -> Said | None:
-    kinds = {each.kind for each in parameters.values()}
-    named = {
-        name: each
-        for name, each in parameters.items()
-        if name != "self" and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    }
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = {name: each for name, each in parameters.items() if name != "self" and each.kind not in open_ended}
     given = set(contract.arguments)
     if contract.overridden:
         more = [name for name in named if name not in given]
@@ -197,5 +189,7 @@ def _differs(contract: Contract, parameters: Mapping[str, inspect.Parameter]) ->
     asked = [name for name, each in named.items() if each.default is each.empty and name not in given]
     if asked and contract.arguments:
         return said("it asks for {names}", names=", ".join(asked))
-    left = sorted(given - parameters.keys()) if inspect.Parameter.VAR_KEYWORD not in kinds else []
-    return said("it takes no {names}", names=", ".join(left)) if left else None
+    left = sorted(given - parameters.keys())
+    if not left or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return None
+    return said("it takes no {names}", names=", ".join(left))

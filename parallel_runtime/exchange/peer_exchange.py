@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -97,7 +96,10 @@ def attend_over_peers(
     Returns:
         Attended values (batch, own tokens, heads, head dim); with `beside` the last layer's (batch, own tokens, width).
     """
-    exchange = _Exchange.over(queries, memory, shape, table, group, beside=bool(beside))
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    ranks = symmetric_memory.rendezvous(memory, group)  # type: ignore[arg-type] # a str, before torch 2.13 too
+    exchange = _Exchange(ranks, queries[0], memory, shape, table, bool(beside))
     exchange.send_heads(queries, keys, values, norms, eps)
     if not beside:
         exchange.ranks.barrier(channel=0)
@@ -137,7 +139,6 @@ def _links(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)
 
 
-@dataclass(frozen=True)
 class _Exchange:
     """The way of one attention's tensors between the ranks.
 
@@ -145,52 +146,33 @@ class _Exchange:
     ranks, head dim); None where the kernel itself writes them to the others.
     """
 
-    ranks: Any
-    memory: torch.Tensor
-    table: torch.Tensor
-    offset: int
-    lengths: tuple[int, ...]
-    batch: int
-    heads: int
-    head_dim: int
-    dtype: torch.dtype
-    staging: torch.Tensor | None
-
-    @classmethod
-    def over(
-        cls,
-        queries: list[torch.Tensor],
+    def __init__(
+        self,
+        ranks: Any,
+        query: torch.Tensor,
         memory: torch.Tensor,
         shape: torch.Tensor,
         table: torch.Tensor,
-        group: str,
         beside: bool,
-    ) -> _Exchange:
-        import torch.distributed._symmetric_memory as symmetric_memory
-
-        ranks: Any = symmetric_memory.rendezvous(memory, group)  # type: ignore[arg-type] # a str, before torch 2.13 too
-        offset, *lengths = shape.tolist()
-        query = queries[0]
-        batch, _, heads, head_dim = query.shape
-        staging = None
+    ):
+        self.ranks, self.memory, self.table = ranks, memory, table
+        self.batch, _, self.heads, self.head_dim = query.shape
+        self.dtype = query.dtype
+        self.offset, *lengths = shape.tolist()
+        self.lengths: list[int] = lengths
+        self.own = lengths[ranks.rank]
+        self.heads_per_rank = self.heads // ranks.world_size
+        # Of a token's heads of one rank, in all items of the batch.
+        self.elements_per_token = self.batch * self.heads_per_rank * self.head_dim
+        self.staging: torch.Tensor | None = None
         if beside:
-            degree = ranks.world_size
-            staging = query.new_empty((degree, lengths[ranks.rank], batch, 3, heads // degree, head_dim))
-        return cls(ranks, memory, table, offset, tuple(lengths), batch, heads, head_dim, query.dtype, staging)
+            each = (self.own, self.batch, 3, self.heads_per_rank, self.head_dim)
+            self.staging = query.new_empty((ranks.world_size, *each))
 
     @property
     def others(self) -> list[int]:
         """The other ranks; not everyone begins with the same."""
         return [(self.ranks.rank + step) % self.ranks.world_size for step in range(1, self.ranks.world_size)]
-
-    @property
-    def heads_per_rank(self) -> int:
-        return self.heads // self.ranks.world_size
-
-    @property
-    def elements_per_token(self) -> int:
-        """Elements of a token's heads of one rank, in all items of the batch."""
-        return self.batch * self.heads_per_rank * self.head_dim
 
     def send_heads(
         self,
@@ -236,7 +218,7 @@ class _Exchange:
 
     def returned(self) -> torch.Tensor:
         """What `return_tokens` of all ranks wrote here, (own tokens, batch, heads, head dim)."""
-        return self._view(self.offset, (self._own, self.batch, self.heads, self.head_dim))
+        return self._view(self.offset, (self.own, self.batch, self.heads, self.head_dim))
 
     def move_tokens(self, attended: torch.Tensor) -> None:
         """Copy attended values to the ranks whose tokens they are, and wait for what is ours; ranks one by one."""
@@ -248,12 +230,8 @@ class _Exchange:
 
     def moved(self) -> torch.Tensor:
         """What `move_tokens` of all ranks wrote here, (own tokens, batch, width): a copy."""
-        shape = (self.ranks.world_size, self._own, self.batch, self.heads_per_rank * self.head_dim)
+        shape = (self.ranks.world_size, self.own, self.batch, self.heads_per_rank * self.head_dim)
         return torch.cat(self._view(self.offset, shape).unbind(0), -1)
-
-    @property
-    def _own(self) -> int:
-        return self.lengths[self.ranks.rank]
 
     def _view(self, start: int, shape: tuple[int, ...]) -> torch.Tensor:
         return self.memory[start : start + math.prod(shape) * self.dtype.itemsize].view(self.dtype).view(shape)

@@ -228,12 +228,11 @@ _GPUS = (
     ("4090", 150.0, 120.0, 850.0),
     ("3090", 60.0, 50.0, 800.0),
     ("5060 Ti", 43.0, 34.0, 400.0),
+    ("", 100.0, 75.0, 700.0),  # any other
 )
-_OTHER_GPU = ("", 100.0, 75.0, 700.0)
 
 
 def known_gpu(name: str, memory_bytes: int, link: LinkFacts) -> MachineFacts:
     """Return the constants of a GPU by its name, for as long as nothing is measured."""
-    known = (row for row in _GPUS if row[0] in name)
-    _, matmul, attention, memory_rate = next(known, _OTHER_GPU)
+    _, matmul, attention, memory_rate = next(row for row in _GPUS if row[0] in name)
     return MachineFacts(name, matmul, attention, memory_rate, memory_bytes, link)

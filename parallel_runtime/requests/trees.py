@@ -29,7 +29,11 @@ def flatten(value: Any, tensors: list[torch.Tensor], depth: int = 0) -> Any:
     if depth > _DEEPEST:
         raise TypeError(f"a value nested deeper than {_DEEPEST}")
     if isinstance(value, torch.Tensor):
-        return {"tensor": place_of(value, tensors)}
+        # One that is named twice travels once.
+        place = next((place for place, each in enumerate(tensors) if each is value), len(tensors))
+        if place == len(tensors):
+            tensors.append(value)
+        return {"tensor": place}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, _PLAIN):
@@ -50,15 +54,6 @@ def flatten(value: Any, tensors: list[torch.Tensor], depth: int = 0) -> Any:
         fields = flatten(vars(value), tensors, depth + 1)
         return {"object": [type(value).__module__, type(value).__qualname__, fields]}
     raise TypeError(f"a {type(value).__name__}")
-
-
-def place_of(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> int:
-    """Where a tensor is in the list, to which it is added unless it is there: one that is named twice travels once."""
-    for place, each in enumerate(tensors):
-        if each is tensor:
-            return place
-    tensors.append(tensor)
-    return len(tensors) - 1
 
 
 def restore(tree: Any, tensors: Sequence[Any], networks: Mapping[int, Any] = MappingProxyType({})) -> Any:

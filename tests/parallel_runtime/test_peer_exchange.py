@@ -58,14 +58,13 @@ class Group:
             cuts = [own] if parts == 1 else [1, own - 1]
             tokens = torch.randn(3, BATCH, own, HEADS, HEAD_DIM, generator=generator).to(dtype)
             self.tokens.append([list(kind.split(cuts, 1)) for kind in tokens])
-            shape = (degree, own, BATCH, 3, HEADS // degree, HEAD_DIM)
-            staging = torch.full(shape, torch.nan, dtype=dtype) if beside else None
-            self.exchanges.append(
-                _Exchange(
-                    Ranks(rank, self.memories), self.memories[rank], self.table, landing, lengths, BATCH, HEADS,
-                    HEAD_DIM, dtype, staging,
-                )
+            exchange = _Exchange(
+                Ranks(rank, self.memories), tokens[0], self.memories[rank], torch.tensor([landing, *lengths]),
+                self.table, beside,
             )  # fmt: skip
+            if exchange.staging is not None:
+                exchange.staging.fill_(torch.nan)
+            self.exchanges.append(exchange)
         angles = torch.randn(2, sum(lengths), HEAD_DIM // 2, generator=generator).repeat_interleave(each, -1)
         self.weights = torch.rand(2 * parts, HEAD_DIM, generator=generator).to(dtype)
         self.angles = [angle.split(lengths) for angle in angles]
