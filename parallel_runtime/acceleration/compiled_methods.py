@@ -20,8 +20,6 @@ from .host_watch import unwatched
 
 log = logging.getLogger(__name__)
 
-_IN_ORDER = {"reorder_for_peak_memory": False}
-"""Exchanges between ranks keep their order."""
 Varying = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[tuple[Any, int]]]
 """(args, kwargs) -> (value, dim): tensors, or lists and tuples with such, and a dim of theirs."""
 
@@ -40,9 +38,7 @@ class CompiledMethods:
     def __init__(self, plain: bool, backend: str = "inductor", numbers: Sequence[str] = ()):
         self._plain = plain
         self._backend = backend
-        self._options = {**(our_passes() if plain else {}), **_known(_IN_ORDER)}
-        if backend != "inductor":
-            self._options = {}
+        self._options = {**(our_passes() if plain else {}), **_in_order()} if backend == "inductor" else {}
         self._settings = Settings(self._options, numbers if plain else ())
         self._own: dict[Any, Callable[..., Any]] = {}
         self._compiled: dict[Any, Callable[..., Any]] = {}
@@ -105,11 +101,11 @@ class CompiledMethods:
             raise
 
 
-def _known(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that this torch has."""
+def _in_order() -> dict[str, Any]:
+    """That exchanges between ranks keep their order, where this torch might change it."""
     import torch._inductor.config
 
-    return {name: value for name, value in options.items() if hasattr(torch._inductor.config, name)}
+    return {"reorder_for_peak_memory": False} if hasattr(torch._inductor.config, "reorder_for_peak_memory") else {}
 
 
 def _alone(value: Any) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..errors import first_line
 from ..mesh.agreement import all_agree
@@ -60,11 +60,11 @@ class PeerMemory(GrownMemory[tuple[torch.Tensor, Sequence[int]], PeerBuffers]):
         )
 
     def _share(self, size: int, device: torch.device) -> tuple[tuple[torch.Tensor, Sequence[int]] | None, str]:
-        memory, refusal = _allocate(size, device)
+        memory, refusal = _tried(lambda torchs: torchs.empty(size, dtype=torch.uint8, device=device))
         # A rank that has no memory says so before the others wait for it in `rendezvous`.
         if all_agree(memory is not None, self._group, device):
-            assert memory is not None
-            pointers, refusal = _exchange(memory, self._group)
+            group = self._group.group_name
+            pointers, refusal = _tried(lambda torchs: torchs.rendezvous(memory, group).buffer_ptrs)
             if all_agree(bool(pointers), self._group, device):
                 return (memory, pointers), ""
         return None, refusal
@@ -77,21 +77,11 @@ def _sizes(heads: ExchangedHeads) -> tuple[int, int]:
     return landing, max(heads.lengths) * heads.heads * width
 
 
-def _allocate(size: int, device: torch.device) -> tuple[torch.Tensor | None, str]:
-    """Memory of this rank that can be shared, or why there is none."""
+def _tried(ask: Callable[[Any], Any]) -> tuple[Any, str]:
+    """What torch's symmetric memory gives; else None, and why."""
     try:
         import torch.distributed._symmetric_memory as symmetric_memory
 
-        return symmetric_memory.empty(size, dtype=torch.uint8, device=device), ""
+        return ask(symmetric_memory), ""
     except Exception as error:  # noqa: BLE001 - a private part of torch, behind which are collectives
         return None, first_line(error)
-
-
-def _exchange(memory: torch.Tensor, group: dist.ProcessGroup) -> tuple[Sequence[int], str]:
-    """Addresses of all ranks' memory, or why there are none. Every rank of the group waits for the others."""
-    try:
-        import torch.distributed._symmetric_memory as symmetric_memory
-
-        return symmetric_memory.rendezvous(memory, group.group_name).buffer_ptrs, ""
-    except Exception as error:  # noqa: BLE001 - a private part of torch, behind which are collectives
-        return (), first_line(error)

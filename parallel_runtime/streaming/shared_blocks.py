@@ -21,15 +21,7 @@ from .board import LAUNCHED, MADE, OPEN, STATE, Board, wait_for
 from .deal import piece
 from .dealer import Dealer
 from .peer_driver import DeviceShare
-from .share_memory import (
-    HostShare,
-    OtherShare,
-    OwnShare,
-    open_share,
-    room_on_host,
-    too_little_on_host,
-    unfilled_bytes,
-)
+from .share_memory import HostShare, OtherShare, OwnShare, open_share, room_on_host, too_little_on_host, unfilled_bytes
 
 
 class SharedBlocks:
