@@ -53,7 +53,7 @@ def require(
         reserve: bytes that must stay free on a GPU.
 
     Raises:
-        OutOfMemoryError: less is free than is wanted (with a reserve on a GPU).
+        OutOfMemoryError: less is free.
     """
     free = free_bytes(device) + given_back
     if wanted + (reserve if device.type == "cuda" else 0) <= free:

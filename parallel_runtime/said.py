@@ -41,14 +41,12 @@ class Said(str):
         """What `to_data` gave; a string is a sentence without values. TypeError: it is neither."""
         if isinstance(data, str):
             return cls(data)
-        if not isinstance(data, (list, tuple)) or len(data) != 3 or not isinstance(data[1], str):
-            raise TypeError("A text with its template and its values was expected.")
-        text, template, values = data
-        if not isinstance(text, str) or not isinstance(values, (dict, list, tuple)):
-            raise TypeError("A text with its template and its values was expected.")
-        if isinstance(values, dict):
-            return cls(text, template, {str(name): _value(value) for name, value in values.items()})
-        return cls(text, template, tuple(map(_value, values)))
+        match data:
+            case [str(text), str(template), dict(values)]:
+                return cls(text, template, {str(name): _value(value) for name, value in values.items()})
+            case [str(text), str(template), [*values]]:
+                return cls(text, template, tuple(map(_value, values)))
+        raise TypeError("A text with its template and its values was expected.")
 
 
 NOTHING = Said("")

@@ -62,10 +62,9 @@ class CompiledMethods:
         varying: Varying,
         may_repeat: Callable[[], bool],
     ) -> Any:
-        """Return forward(*args, **kwargs), compiled where that can be.
+        """Return forward(*args, **kwargs), of a bound method, compiled where that can be.
 
         Args:
-            forward: a bound method.
             varying: what of the arguments differs in size from picture to picture.
             may_repeat: asked where a compiled call failed: whether it has done nothing yet that others see.
         """

@@ -25,8 +25,6 @@ class HostBuffers:
     """How attention of one shape goes through the memory that the ranks share.
 
     Args:
-        memory: of the group.
-        rank: this one's place in it.
         lengths: tokens of each rank.
         chunks: heads of each chunk; altogether those of a rank.
         pieces: of a chunk, each with some of the tokens: a message.

@@ -118,11 +118,7 @@ class Exchange:
 
 
 class StreamMemory:
-    """The shared memory, as streams of a GPU reach it.
-
-    Args:
-        share: of the host, mapped by every rank.
-        device: this rank's GPU.
+    """The memory of the host that every rank has mapped, as streams of this rank's GPU reach it.
 
     Raises:
         DriverError: it cannot be pinned, or streams do not wait for words in it, or not in a CUDA graph.

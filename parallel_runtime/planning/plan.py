@@ -22,12 +22,8 @@ _WORTH_OTHER_PIXELS = 0.9
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan with what it costs.
-
-    Args:
-        alone: cost of one rank.
-        reason: why `auto` took stages: "memory", "links", or "" where it did not.
-    """
+    """A plan with what it costs, and one rank alone; and why `auto` took stages: "memory", "links", or "" where it did
+    not."""
 
     plan: ParallelPlan
     cost: Cost

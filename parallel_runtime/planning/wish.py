@@ -22,12 +22,8 @@ TYPICAL = typical(1024, 1024)
 
 @dataclass(frozen=True)
 class Wish:
-    """The same on every rank, or the ranks make different plans and wait for ever.
-
-    Args:
-        ranks: of the pool, as far as the configuration may use them.
-        loaded: what `plan_loading` said; None before.
-    """
+    """The same on every rank, or the ranks make different plans and wait for ever; `ranks` are those of the pool that
+    the configuration may use, `loaded` what `plan_loading` said."""
 
     config: ParallelConfig
     ranks: int

@@ -9,20 +9,12 @@ from .facts import MachineFacts
 
 
 class PlanDetails(msgspec.Struct, frozen=True):
-    """A plan for one request of one model.
-
-    Args:
-        model: the family, as artists call it.
-        degrees: by the names of `ParallelConfig`'s axes, outermost first; their product is the ranks that compute.
-        patches: parts that stages cut the picture into; 1 where they work in turn, or there is one.
-        stage_blocks: blocks of every stage.
-        heads: attention heads of the model.
-        blocks: of the model.
-        tokens, batch: of the request; CFG branches times pictures.
-        step_seconds: predicted for a step of this plan; 0 where nothing can be predicted (on a CPU, for a U-Net).
-        one_gpu_seconds: predicted for a step on one GPU; 0 likewise.
-        memory_bytes: predicted for the GPU that needs the most; 0 likewise.
-    """
+    """A plan for one request of one model, and what it was predicted to take: 0 where nothing can be predicted (on a
+    CPU, for a U-Net).  Args: degrees: by the names of `ParallelConfig`'s axes, outermost first; their product is the
+    ranks that compute. patches: parts that stages cut the picture into; 1 where they work in turn, or there is one.
+    stage_blocks: blocks of every stage. heads, blocks: of the model. tokens, batch: of the request; CFG branches times
+    pictures. step_seconds, one_gpu_seconds: for a step of this plan, and on one GPU. memory_bytes: for the GPU that
+    needs the most."""
 
     model: str
     degrees: dict[str, int]

@@ -40,12 +40,8 @@ class Guidance(msgspec.Struct, frozen=True):
 
 
 class Guider(msgspec.Struct, frozen=True):
-    """Whose code makes an evaluation of the CFG branches.
-
-    Args:
-        code: "module:Class", one of those that ranks know (networks/comfyui/node_rules.py).
-        values: its attributes.
-    """
+    """Whose code makes an evaluation of the CFG branches, "module:Class", one of those that ranks know
+    (networks/comfyui/node_rules.py), and its attributes."""
 
     code: str
     values: dict[str, Scalar]

@@ -193,7 +193,6 @@ class RunVae(msgspec.Struct, frozen=True, tag=True):
     Tensors: `x`, a latent (B, C, ...) or what its VAE makes one of, in the VAE's dtype.
 
     Args:
-        vae: the client's name for it.
         half: "encoder" or "decoder".
         ranks: how many of the pool's ranks, from rank 0, may share it.
         memory: bytes that it may take beside the weights on a single rank, estimated.

@@ -31,10 +31,7 @@ def reach_one_another() -> bool:
 
 
 class DeviceShare:
-    """Memory of this rank's GPU, which the other GPUs of the host read.
-
-    Args:
-        size: bytes.
+    """Memory of this rank's GPU, of so many bytes, which the other GPUs of the host read.
 
     Raises:
         torch.OutOfMemoryError: there is not enough.

@@ -113,12 +113,8 @@ def channel_sums(x: torch.Tensor) -> torch.Tensor:
 def finish(
     sums: torch.Tensor, count: int, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, channels: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A group norm's scale and shift, (batch, channels) in float32.
-
-    Args:
-        sums: as of `channel_sums`, of groups of channels: (2, batch, groups).
-        count: numbers of a group.
-    """
+    """A group norm's scale and shift, (batch, channels) in float32, of the sums (2, batch, groups) of `count` numbers
+    each."""
     _, batch, groups = sums.shape
     scale, shift = torch.empty((2, batch, channels), dtype=torch.float32, device=sums.device)
     _finish[(batch,)](

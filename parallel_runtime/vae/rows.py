@@ -23,7 +23,6 @@ class Rows:
     Args:
         shares: rows of the tensor that was cut, by rank; of the pool's first ranks.
         vote: before each exchange; raises where another rank failed, and would not come to it.
-        group: that these ranks talk over.
     """
 
     rank: int
@@ -79,11 +78,8 @@ class Rows:
         return wait
 
     def exchange(self, own: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
-        """Begin to give every rank a tensor of each, of the same shape on all, contiguous.
-
-        Returns:
-            (ranks, *shape), and what waits until they are there.
-        """
+        """Begin to give every rank a tensor of each, of the same shape on all, contiguous: (ranks, *shape), and what
+        waits until they are there."""
         if not self.shared:
             return own.unsqueeze(0), lambda: None
         of_all = own.new_empty((len(self.shares), *own.shape))

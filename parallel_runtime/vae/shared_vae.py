@@ -31,20 +31,10 @@ CHUNK = 128 << 20
 """Bytes that ComfyUI computes at once on a large GPU. On every rank alike, whatever it has: it decides what is sent."""
 
 
-def _nothing() -> None:
-    """Where nobody wants to hear of it."""
-
-
-def _at_once(run: Run, own: torch.Tensor) -> torch.Tensor:
-    return run(own)
-
-
 def shared_ranks(vae: nn.Module, name: str, shape: Sequence[int], unit: int, ranks: int) -> int:
-    """How many ranks run one half of a VAE together: all or one.
+    """How many ranks run one half of a VAE, "encoder" or "decoder", together on what has this shape: all or one.
 
     Args:
-        name: "encoder" or "decoder".
-        shape: of what it gets.
         unit: rows of that for one of the latent, 1 where it is the latent.
     """
     if tiled := find_tiled(vae, name):
@@ -67,8 +57,8 @@ def run_half(
     options: Mapping[str, Any] = MappingProxyType({}),
     tried: bool = False,
     fused: bool = True,
-    now_and_then: Callable[[], None] = _nothing,
-    through: Callable[[Run, torch.Tensor], torch.Tensor] = _at_once,
+    now_and_then: Callable[[], None] = lambda: None,
+    through: Callable[[Run, torch.Tensor], torch.Tensor] = lambda run, own: run(own),
 ) -> torch.Tensor | None:
     """Encode or decode. Each of the ranks calls it with the same tensor.
 
@@ -97,7 +87,7 @@ def run_half(
             done = _call(vae, name, x, None, options)
         return done if rank == 0 else None
     half = find_half(vae, name)
-    alone = Rows(0, (1,), _nothing)
+    alone = Rows(0, (1,), lambda: None)
     if half is None:
         with RowFunctions(None, alone, now_and_then, False):
             return _call(vae, name, x, half, options)

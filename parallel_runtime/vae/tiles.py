@@ -17,13 +17,8 @@ from .rows import Rows
 
 @dataclass(frozen=True)
 class Tiled:
-    """What is known of one half of such a VAE: the names of its methods.
-
-    Args:
-        whole: computes a picture or some frames, a tile after the other, by rows of tiles.
-        tile: computes one.
-        latent: what is cut is a latent.
-    """
+    """What is known of one half of such a VAE: its methods that compute a picture or some frames, a tile after the
+    other by rows of tiles, and that compute one; and whether a latent is cut."""
 
     whole: str
     tile: str
@@ -56,11 +51,7 @@ def cut(vae: Any, tiled: Tiled, x: torch.Tensor) -> list[torch.Tensor]:
 @contextlib.contextmanager
 def shared_tiles(vae: Any, tiled: Tiled, place: Rows, now_and_then: Callable[[], None]) -> Iterator[None]:
     """Inside, ranks compute as many tiles each, and every one gets all: what the VAE does with them is its own.
-
-    Args:
-        place: of this rank among them; each has a share of one.
-        now_and_then: called by all ranks at the same places.
-    """
+    `now_and_then` is called by all ranks at the same places."""
     ranks = len(place.shares)
     whole, compute = getattr(vae, tiled.whole), getattr(vae, tiled.tile)
 

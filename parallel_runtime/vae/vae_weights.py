@@ -22,12 +22,8 @@ from .recorded_part import RecordedPart
 
 
 class VaeReader(Reader):
-    """Has ComfyUI load a VAE; see `Reader`.
-
-    Args:
-        stamp: of the file that it is to be read from.
-        unit: rows of a picture that a row of the latent is made of, once it was opened.
-    """
+    """Has ComfyUI load a VAE of a file with this stamp; see `Reader`. `unit`, once it was opened, is how many rows of a
+    picture a row of the latent is made of."""
 
     def __init__(self, file: VaeFile, stamp: Identity, device: torch.device):
         super().__init__(file.path, stamp)
