@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,73 +43,66 @@ class DriverGpu:
 
 def list_gpus() -> tuple[DriverGpu, ...]:
     """The driver's GPUs; none where it cannot be asked."""
-    with contextlib.suppress(_Silent), _open_driver() as nvml, _nothing_said(nvml):
-        driver = nvml.nvmlSystemGetDriverVersion()
-        return tuple(
-            DriverGpu(index, _uuid(nvml, gpu), nvml.nvmlDeviceGetName(gpu), *_memory(nvml, gpu), driver, _cc(nvml, gpu))
-            for index, gpu in enumerate(_gpus(nvml))
-        )
-    return ()
+    found: list[DriverGpu] = []
+
+    def ask(nvml: Any, gpus: list[Any]) -> None:
+        driver, name = nvml.nvmlSystemGetDriverVersion(), nvml.nvmlDeviceGetName
+        found[:] = [
+            DriverGpu(index, _uuid(nvml, gpu), name(gpu), *_memory(nvml, gpu), driver, _capability(nvml, gpu))
+            for index, gpu in enumerate(gpus)
+        ]
+
+    _with_driver(ask)
+    return tuple(found)
 
 
 def find_links() -> dict[tuple[int, int], str]:
     """The way between every two GPUs, in words; pairs that the driver does not know it of are left out."""
     links = {}
-    with contextlib.suppress(_Silent), _open_driver() as nvml, _nothing_said(nvml):
-        gpus = _gpus(nvml)
+
+    def ask(nvml: Any, gpus: list[Any]) -> None:
         for first, second in itertools.permutations(range(len(gpus)), 2):
-            with _nothing_said(nvml):
+            with contextlib.suppress(nvml.NVMLError):
                 links[first, second] = _link(nvml, gpus[first], gpus[second])
+
+    _with_driver(ask)
     return links
 
 
 def processes_by_gpu() -> dict[str, dict[int, int]]:
     """GPU's UUID (as in `DriverGpu`) -> process -> bytes, of processes that compute."""
     held: dict[str, dict[int, int]] = {}
-    with contextlib.suppress(_Silent), _open_driver() as nvml, _nothing_said(nvml):
-        for gpu in _gpus(nvml):
+
+    def ask(nvml: Any, gpus: list[Any]) -> None:
+        for gpu in gpus:
             running = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
             held[_uuid(nvml, gpu)] = {process.pid: process.usedGpuMemory or 0 for process in running}
+
+    _with_driver(ask)
     return held
 
 
-class _Silent(Exception):
-    """The driver cannot be asked: there is none, it cannot do its work, or there is nothing to ask with."""
-
-
-@contextlib.contextmanager
-def _open_driver() -> Iterator[Any]:
-    """NVML's functions, while they may be called."""
+def _with_driver(ask: Callable[[Any, list[Any]], None]) -> None:
+    """Call it with NVML's functions and the GPUs, if there is a driver that can do its work. What the driver does not
+    tell ends the call: virtual GPUs and small ones lack many answers."""
     try:
         import pynvml as nvml
     except ImportError:  # which the doctor's list of packages says
-        raise _Silent from None
-    try:
+        return
+    with contextlib.suppress(nvml.NVMLError):
         nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        raise _Silent from error
-    try:
-        yield nvml
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _nothing_said(nvml: Any) -> contextlib.suppress:
-    """Leave out what the driver does not tell: virtual GPUs and small ones lack many answers."""
-    return contextlib.suppress(nvml.NVMLError)
-
-
-def _gpus(nvml: Any) -> list[Any]:
-    return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        try:
+            ask(nvml, [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())])
+        finally:
+            nvml.nvmlShutdown()
 
 
 def _memory(nvml: Any, gpu: Any) -> tuple[int, int]:
-    with _nothing_said(nvml):  # the second version leaves out what the driver keeps for itself, as nvidia-smi does
-        memory = nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2)
-        return memory.total, memory.used
-    with _nothing_said(nvml):
-        memory = nvml.nvmlDeviceGetMemoryInfo(gpu)
-        return memory.total, memory.used
+    # The second version leaves out what the driver keeps for itself, as nvidia-smi does.
+    for version in ({"version": nvml.nvmlMemory_v2}, {}):
+        with contextlib.suppress(nvml.NVMLError):
+            memory = nvml.nvmlDeviceGetMemoryInfo(gpu, **version)
+            return memory.total, memory.used
     return 0, 0
 
 
@@ -117,14 +110,14 @@ def _uuid(nvml: Any, gpu: Any) -> str:
     return str(nvml.nvmlDeviceGetUUID(gpu).removeprefix("GPU-"))
 
 
-def _cc(nvml: Any, gpu: Any) -> str:
-    with _nothing_said(nvml):
+def _capability(nvml: Any, gpu: Any) -> str:
+    with contextlib.suppress(nvml.NVMLError):
         return ".".join(map(str, nvml.nvmlDeviceGetCudaComputeCapability(gpu)))
     return ""
 
 
 def _link(nvml: Any, first: Any, second: Any) -> str:
-    with _nothing_said(nvml):
+    with contextlib.suppress(nvml.NVMLError):
         if nvml.nvmlDeviceGetP2PStatus(first, second, nvml.NVML_P2P_CAPS_INDEX_NVLINK) == nvml.NVML_P2P_STATUS_OK:
             return "NVLink"
     ancestor = nvml.nvmlDeviceGetTopologyCommonAncestor(first, second)
