@@ -5,7 +5,7 @@ transformer is a step where they keep it prepared, else it brings all that prepa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ class Calls:
     def __init__(self, submit: Submit):
         self._conditionings = Conditionings()
         self._numbers = itertools.count(1)
-        self._prepared: Mirror[int, Hashable] = Mirror()
+        self._prepared: Mirror[int, list[Any]] = Mirror()
         """By what two calls have in common of which one prepares the other."""
         self._attachments = Attachments(submit)
         self._submit = submit
@@ -43,11 +43,10 @@ class Calls:
         # What a ControlNet adds is another in each step, as x is.
         form, residuals = _flat(conditioning.get(CONTROL))
         conditioning = {name: value for name, value in conditioning.items() if name != CONTROL}
-        shapes = repr([form, *((each.shape, each.dtype) for each in residuals.values())]) if residuals else ""
         self._attach(conditioning)
         reference, tensors = self._conditionings.refer(conditioning)
-        given = ((each.shape, each.dtype) for each in (x, timestep))
-        kind = (model, reference.id, reference.index, *given, patches, shapes)
+        own = {"x": x, "timestep": timestep, **residuals}
+        kind = [model, reference.id, patches, repr(form), *((each.shape, each.dtype) for each in own.values())]
         number = self._prepared.find(lambda known: known == kind)
         request: Forward | Step
         if number is None:
@@ -57,7 +56,7 @@ class Calls:
             request = Forward(model, reference, *kept, patches, form)
         else:
             request = Step(number)
-        tensors |= {"x": x, "timestep": timestep, **residuals}
+        tensors |= own
         reply = self._submit(Submission(request=request, tensors=tensors, device=x.device))
         return require_finite(reply, "The model's prediction")["output"]
 
@@ -98,7 +97,7 @@ class Calls:
     def forget(self) -> None:
         """Trust nothing any more that the ranks may keep."""
         self._conditionings.clear()
-        self._prepared.clear()
+        self.prepare_anew()
         self._attachments.forget()
 
 

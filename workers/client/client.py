@@ -83,12 +83,9 @@ class PoolClient:
     def load(
         self, model: ModelRequest, should_cancel: ShouldCancel = never, make_room: Callable[[int], None] | None = None
     ) -> Loaded:
-        """Have a model in the pool, on the ranks' devices; quick when it is there already.
-
-        Args:
-            make_room: called with the bytes of weights that a GPU is about to get, before what is free there is read:
-                who has others on it may let them go. None where nobody has.
-        """
+        """Have a model in the pool, on the ranks' devices; quick when it is there already. `make_room` is called with
+        the bytes of weights that a GPU is about to get, before what is free there is read: who has others on it may
+        let them go."""
         with self._turns.take(should_cancel):
             answer = in_a_living_pool(lambda: self._models.load(model, self._keeper, self._submit, make_room))
             self._calls.prepare_anew()
@@ -160,11 +157,11 @@ class PoolClient:
         """
         check_filled(x)
         request = RunVae(vae.key, vae.file, half, vae.ranks, memory, seed, dict(options))
+        given = Submission(request=request, tensors={"x": x}, answer_bytes=answer_bytes, into=into)
         self._vaes[vae.key] = vae
 
         def run() -> torch.Tensor:
             self._keeper.start()
-            given = Submission(request=request, tensors={"x": x}, answer_bytes=answer_bytes, into=into)
             return self._submit(given).tensors["output"]
 
         with self._turns.take(should_cancel):
@@ -173,8 +170,8 @@ class PoolClient:
     @property
     def vaes(self) -> list[VaeRequest]:
         """Those on the ranks' devices. Does not wait for a job."""
-        there = self._models.vaes() if self._keeper.running is not None else []
-        return [self._vaes[name] for name in there if name in self._vaes]  # a model that was let go may be on its way
+        # A model that was let go may be on its way.
+        return [self._vaes[name] for name in self._there.vaes() if name in self._vaes]
 
     def release(self, model: ModelRequest | VaeRequest, park: bool = False, should_cancel: ShouldCancel = never) -> int:
         """Free the memory of a model or a VAE in the pool, if it runs and holds it; return the bytes freed per rank.
@@ -195,11 +192,11 @@ class PoolClient:
 
     def held_bytes(self, model: ModelRequest | VaeRequest) -> int:
         """Bytes of its weights on one rank's device now. Does not wait for a job."""
-        return self._models.bytes_of(model.key) if self._keeper.running is not None else 0
+        return self._there.bytes_of(model.key)
 
     def knows(self, model: ModelRequest | VaeRequest) -> bool:
         """Whether the ranks have it, on their devices or, as far as is known, on the host."""
-        return bool(self.held_bytes(model)) or (self._keeper.running is not None and self._models.knows(model.key))
+        return bool(self.held_bytes(model)) or self._there.knows(model.key)
 
     @property
     def waits_for(self) -> Wait:
@@ -209,7 +206,7 @@ class PoolClient:
     @property
     def models(self) -> list[KnownModel]:
         """What the ranks can be asked for by name. Does not wait for a job."""
-        return self._models.all() if self._keeper.running is not None else []
+        return self._there.all()
 
     @property
     def idle_seconds(self) -> float:
@@ -247,6 +244,11 @@ class PoolClient:
         that works with the pool holds it."""
         self._keeper.end(seconds)
 
+    @property
+    def _there(self) -> LoadedModels:
+        """What the ranks are known to hold: nothing, where no pool runs."""
+        return self._models if self._keeper.running is not None else LoadedModels()
+
     def _with(
         self, model: ModelRequest, patches: WeightPatches, run: Callable[[], torch.Tensor], should_cancel: ShouldCancel
     ) -> torch.Tensor:
@@ -255,7 +257,7 @@ class PoolClient:
 
         def with_weights() -> torch.Tensor:
             self._keeper.settle()
-            if self._keeper.running is None or not self._models.knows(model.key):
+            if not self._there.knows(model.key):
                 self.load(model, should_cancel)
             elif self._models.has_left(model.key):
                 self._calls.prepare_anew()  # it has to come back: that may fail in PREPARE, but not in a step
@@ -280,8 +282,7 @@ class PoolClient:
         except BaseException as error:
             if isinstance(error, OutOfMemoryError):
                 self._models.doubt()
-            # Whether the ranks kept this request's conditionings is not certain any more.
-            self._calls.forget()
+            self._calls.forget()  # whether the ranks kept this request's conditionings is not certain any more
             raise
         if not isinstance(submission.request, Load | Survey | KeepPatches | Release):
             self._keeper.worked()

@@ -12,7 +12,7 @@ from parallel_runtime.requests.control import Cancelled
 
 from ..launch import PoolSpec
 from .life import Wait
-from .requests import ShouldCancel, never
+from .requests import ShouldCancel
 from .running_pool import RunningPool
 
 log = logging.getLogger("parallel_dit")
@@ -35,9 +35,7 @@ class Keeper:
     """At most one running pool. Its caller sees to it that one request works with it at a time, says whether that is to
     end, and hears by `on_change` that a pool starts: what ranks held by name is gone then."""
 
-    def __init__(
-        self, spec: PoolSpec, rank_module: str, *, on_change: Callable[[], None], should_cancel: ShouldCancel = never
-    ):
+    def __init__(self, spec: PoolSpec, rank_module: str, *, on_change: Callable[[], None], should_cancel: ShouldCancel):
         self.spec = spec
         self.pool: RunningPool | None = None
         self._rank_module = rank_module

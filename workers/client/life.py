@@ -10,7 +10,6 @@ from typing import Literal
 
 from parallel_runtime.errors import PoolError
 
-from ..wire.error_info import revive
 from ..wire.frames import Frame
 from ..wire.protocol import Doing, Done, Failed, Status
 
@@ -101,9 +100,8 @@ class Life:
 
     def _take_status(self, status: Status) -> None:
         self.status = status
-        if status.state == "dead":
-            error = revive(status.error) if status.error is not None else None
-            self.die(PoolError(error.cause, error.fix) if error is not None else None)
+        if status.error is not None:  # it is dead
+            self.die(PoolError(status.error.cause, status.error.fix))
         elif self.state == "starting" and status.state != "starting":
             self.state = "idle"
 
@@ -157,16 +155,12 @@ _SUSPENDED_SECONDS = 4.0
 
 
 class Silence:
-    """Who hears nothing asks; whom a question gets no answer from is given up.
-
-    When this process itself was stopped for a while, or was busy elsewhere, the supervisor could not be heard; that
-    time does not count.
-    """
+    """Who hears nothing asks; whom a question gets no answer from is given up. Time in which this process itself was
+    stopped, or busy elsewhere, does not count."""
 
     def __init__(self, now: float):
-        self._heard = now
         self._last_tick = now
-        self._asked = False
+        self.heard(now)
 
     def heard(self, now: float) -> None:
         """Anything came."""
@@ -176,7 +170,7 @@ class Silence:
         """Called often while something is awaited; what to do now."""
         gap, self._last_tick = now - self._last_tick, now
         if gap > _SUSPENDED_SECONDS:
-            self._heard, self._asked = now, False
+            self.heard(now)
         quiet = now - self._heard
         if quiet > GIVE_UP_SECONDS and self._asked:
             return "give up"
