@@ -8,6 +8,7 @@ which GPUs they are, without taking memory on any.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -36,16 +37,14 @@ def find_machine(spec: PoolSpec) -> MachineFacts:
     """What plans of this pool reckon with. Of other hosts, GPUs like this one's are expected."""
     if spec.device_type == "cpu":
         return CPU
-    reach = torch.cuda.can_device_access_peer
-    reached = all(reach(one, other) for one in spec.devices for other in spec.devices if one != other)
-    gpus = _properties(spec)
-    smallest = min(gpu.total_memory for gpu in gpus)
-    known = recall(spec, gpus, smallest, guess_link(gpus[0].name, reached))
+    reach, gpus = torch.cuda.can_device_access_peer, _properties(spec)
+    reached = all(reach(one, other) for one, other in itertools.permutations(spec.devices, 2))
+    known = recall(spec, gpus, guess_link(gpus[0].name, reached))
     return replace(known, host_bytes=int(psutil.virtual_memory().total * _OF_HOST))
 
 
 def remember(spec: PoolSpec, facts: MachineFacts) -> None:
-    """Keep what the ranks measured for later pools on the same devices; where the folder cannot be written, do not."""
+    """Keep what the ranks measured for later pools on the same devices."""
     if spec.device_type != "cpu":
         measured.keep(state_directory() / "measured", _key(spec, _properties(spec), facts.link), asdict(facts))
 
@@ -57,15 +56,15 @@ def guess_link(gpu: str, peer_access: bool) -> LinkFacts:
     return NVLINK if _NVLINK_GPUS.search(gpu) else PCIE
 
 
-def recall(spec: PoolSpec, gpus: Sequence[Any], memory_bytes: int, link: LinkFacts) -> MachineFacts:
+def recall(spec: PoolSpec, gpus: Sequence[Any], link: LinkFacts) -> MachineFacts:
     """What is known of a pool's GPUs: measured numbers where there are any.
 
     Args:
         gpus: torch's properties of each rank's; the first stands for the others where nothing is measured.
-        memory_bytes: of the smallest GPU.
         link: what to take for the links before they are measured.
     """
-    assumed = known_gpu(gpus[0].name, int(memory_bytes * _USABLE), link)
+    smallest = min(gpu.total_memory for gpu in gpus)
+    assumed = known_gpu(gpus[0].name, int(smallest * _USABLE), link)
     if spec.hosts > 1:
         assumed = replace(assumed, network=ETHERNET, ranks_per_host=len(spec.devices))
     kept = measured.recall(state_directory() / "measured", _key(spec, gpus, link))

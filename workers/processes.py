@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import os
 import signal
 import time
@@ -31,13 +30,11 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def end_descendants(grace_seconds: float) -> None:
-    """End every process below this one: first asked, then killed, however long that takes."""
-    _end(psutil.Process(), set(), grace_seconds, math.inf)
+def end_tree(pid: int, grace_seconds: float = 0.0, kill_seconds: float = KILL_SECONDS, *, itself: bool = True) -> None:
+    """End a process, if `itself` is to end, and every process below it: first asked, then killed.
 
-
-def end_tree(pid: int, grace_seconds: float = 0.0, kill_seconds: float = KILL_SECONDS) -> None:
-    """End a child of this process and every process below it: first asked, then killed.
+    They are looked for again and again, as processes start others while they end; what was seen once stays in sight
+    when its parent ends. psutil checks create times, so no pid is mistaken.
 
     Args:
         pid: of a child that nobody has waited for yet, so that the number is still its own; left to be waited for.
@@ -45,13 +42,7 @@ def end_tree(pid: int, grace_seconds: float = 0.0, kill_seconds: float = KILL_SE
         kill_seconds: how long to wait for killed ones: one inside of a driver may take its time, and ends all the same.
     """
     root = psutil.Process(pid)
-    _end(root, {root}, grace_seconds, kill_seconds)
-
-
-def _end(root: psutil.Process, tree: set[psutil.Process], grace_seconds: float, kill_seconds: float) -> None:
-    """The one way in which processes are ended, those of `tree` and all below `root`: asked, with time to do so, then
-    killed. They are looked for again and again, as processes start others while they end; what was seen once stays in
-    sight when its parent ends. psutil checks create times, so no pid is mistaken."""
+    tree = {root} if itself else set()
 
     def living() -> list[psutil.Process]:
         for process in (root, *tree):

@@ -15,7 +15,7 @@ from workers.supervisor.supervisor import OF_CLIENT, OF_RANK
 from workers.wire.connection import Endpoint
 from workers.wire.error_info import ErrorInfo
 from workers.wire.frames import Frame, encode_header
-from workers.wire.protocol import Abandon, Cancel, Done, Failed, Heartbeat, Hello, Job, Message, Run, Status
+from workers.wire.protocol import Abandon, Cancel, Done, Failed, Heartbeat, Hello, Job, Message, Run, Shutdown, Status
 
 
 class Ends:
@@ -113,7 +113,7 @@ def test_a_step_ends_without_harm_only_if_every_rank_refused_it():
 
 
 def test_every_message_has_somebody_who_answers_it():
-    to_supervisor = {*OF_CLIENT, *OF_RANK, Heartbeat}
+    to_supervisor = {*OF_CLIENT, *OF_RANK, Heartbeat, Shutdown}
     by_others = {Hello, Run, Abandon, Status}  # of a connection's begin, the ranks', the client's
     assert to_supervisor | by_others == set(get_args(Message))
     assert not to_supervisor & by_others

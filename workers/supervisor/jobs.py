@@ -35,17 +35,15 @@ fail alike. `alike`: all have failed, or had no part, and launched the same exch
 
 @dataclass
 class ActiveJob:
-    """A job's way through the two phases, without any input or output: `outcome` says when one
-    ends."""
+    """A job's way through the two phases, without any input or output: `outcome` says when one ends."""
 
     number: int
     world_size: int
     phase: Literal["preparing", "running"] = "preparing"
     ready: dict[int, Ready] = field(default_factory=dict)
     failed: dict[int, Failed] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)
+    done: dict[int, Frame] = field(default_factory=dict)
     launched: dict[int, Launched] = field(default_factory=dict)
-    result: Frame | None = None
     cancelled: bool = False
     unread: bool = False
     """The rank whose end ends the pool had not read of it, or none was given it: done again, it does no harm."""
@@ -61,10 +59,8 @@ class ActiveJob:
         elif isinstance(message, Ready) and self.phase == "preparing":
             self.ready[message.rank] = message
         elif isinstance(message, Done) and self.phase == "running":
-            self.done.add(message.rank)
+            self.done[message.rank] = frame
             self._note(message)
-            if message.rank == 0:
-                self.result = frame
 
     def note_unread(self, rank: int) -> None:
         """A rank is the first that ends, and had not read all that was sent to it; nothing came of it since."""
@@ -78,11 +74,8 @@ class ActiveJob:
     @property
     def agreed(self) -> dict[str, int]:
         """The least of what the ranks offered under each name."""
-        least: dict[str, int] = {}
-        for ready in self.ready.values():
-            for name, offer in ready.offers.items():
-                least[name] = min(offer, least.get(name, offer))
-        return least
+        offers = [ready.offers for ready in self.ready.values()]
+        return {name: min(each[name] for each in offers if name in each) for own in offers for name in own}
 
     @property
     def outcome(self) -> Outcome:
@@ -136,8 +129,9 @@ class Jobs:
         """Hand out a job of the client's."""
         assert self._members.complete
         assert self.active is None
-        phase: Literal["preparing", "running"] = "running" if isinstance(job.request, Step) else "preparing"
-        self.active = ActiveJob(job.number, self._members.size, phase, unread=not self._open)
+        self.active = ActiveJob(job.number, self._members.size, unread=not self._open)
+        if isinstance(job.request, Step):
+            self.active.phase = "running"
         if self._open:
             self.stall.start(self._members.size, time.monotonic())
             await self._members.hand_out(frame)
@@ -165,9 +159,8 @@ class Jobs:
             if job.cancelled:
                 await self._members.tell(Cancel(job.number))
         elif outcome == "finished":
-            assert job.result is not None  # rank 0 is one of them
             self._rest()
-            await self._client.forward(job.result)
+            await self._client.forward(job.done[0])
         elif outcome == "unbegun":
             self._rest()
             await self._client.send(job.failure)

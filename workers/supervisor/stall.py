@@ -24,7 +24,7 @@ class StallWatch:
     _counts: dict[int, int] = field(default_factory=dict)
     _since: dict[int, float] = field(default_factory=dict)
     _waits: dict[int, bool] = field(default_factory=dict)
-    _last_tick: float | None = None
+    _last_tick: float = 0.0
 
     def start(self, ranks: int, now: float) -> None:
         """A job (or a phase of it) begins: every rank has made progress just now."""
@@ -58,8 +58,7 @@ class StallWatch:
 
     def tick(self, now: float) -> tuple[int, float] | None:
         """Called every TICK_SECONDS; return the rank that stalled longest, if all have, and for how many seconds."""
-        gap = now - (self._last_tick if self._last_tick is not None else now)
-        self._last_tick = now
+        gap, self._last_tick = now - self._last_tick, now
         if gap > _SUSPENDED_SECONDS:
             self._since = {rank: since + gap for rank, since in self._since.items()}
             return None

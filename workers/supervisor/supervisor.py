@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import time
@@ -25,12 +26,12 @@ from ..compiled_cache import prune
 from ..launch import PoolSpec, rank_commands, rank_environment, read_seconds, state_directory
 from ..network import check_free, interface_of, read_meeting
 from ..pool_log import PoolLog, tell_of_fresh_pool
-from ..processes import end_descendants
+from ..processes import end_tree
 from ..wire import protocol
 from ..wire.connection import Endpoint, listen_in
 from ..wire.error_info import ErrorInfo, describe
 from ..wire.frames import Frame
-from ..wire.protocol import Failed, Heartbeat, PoolState, Status
+from ..wire.protocol import Failed, Heartbeat, PoolState, Shutdown, Status
 from .jobs import Jobs
 from .members import Blame, Members
 from .stall import FLOOR_SECONDS, TICK_SECONDS
@@ -70,7 +71,8 @@ class Supervisor:
         self._watch(asyncio.to_thread(prune, state_directory() / "compiled"))
         await self.ended.wait()
         await asyncio.wait([start])
-        await asyncio.to_thread(end_descendants, EXIT_GRACE_SECONDS if self.error is None else 0.0)
+        grace = EXIT_GRACE_SECONDS if self.error is None else 0.0
+        await asyncio.to_thread(end_tree, os.getpid(), grace, math.inf, itself=False)
         await self.members.wait()
         for task in self._tasks:
             task.cancel()
@@ -135,6 +137,8 @@ class Supervisor:
 
     async def _serve_client(self) -> None:
         while not self.ended.is_set() and (frame := await self.client.receive()) is not None:
+            if isinstance(frame.message, Shutdown):
+                break
             if (handle := OF_CLIENT.get(type(frame.message))) is not None:
                 await handle(self, frame, frame.message)
         self.ended.set()
@@ -223,19 +227,14 @@ class Supervisor:
         await self.client.send(self.status())
 
 
-async def _end(pool: Supervisor, *_: object) -> None:
-    pool.ended.set()
-
-
 Handler = Callable[[Supervisor, Frame, Any], Awaitable[None]]
 """Gets the frame as it came, and the message in it."""
 OF_CLIENT: dict[type, Handler] = {
     protocol.Job: lambda pool, frame, job: pool.jobs.begin(frame, job),
     protocol.Cancel: lambda pool, _, cancel: pool.jobs.cancel(cancel),
     protocol.AskStatus: lambda pool, *_: pool.client.send(pool.status()),
-    protocol.Shutdown: _end,
 }
-"""Who answers what the client says."""
+"""Who answers what the client says, but for the end."""
 OF_RANK: dict[type, Handler] = {
     protocol.Online: lambda pool, _, online: pool.arrive(online),
     protocol.Lost: lambda pool, _, lost: pool.members.lose(lost.rank),
