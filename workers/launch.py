@@ -142,22 +142,15 @@ def rank_commands(spec: PoolSpec, rank_module: str, meeting: str = "") -> list[t
     """Command lines that start this machine's ranks, each with what its environment has beside `rank_environment`.
 
     On one machine they are the ranks', which find there what torchrun would say: it imports torch before it starts
-    them, a second or more of each start. Those of several machines meet by torchrun; `--max-restarts=0`: a broken pool
-    is replaced whole, not patched up.
-
-    Args:
-        meeting: address and port of this machine at which those of other machines come; docs/several-hosts.md has
-            their command.
+    them, a second or more of each start. Those of several machines meet by torchrun at `meeting`, address and port of
+    this one (docs/several-hosts.md); `--max-restarts=0`: a broken pool is replaced whole, not patched up.
     """
-    run = [sys.executable, "-m"]
+    run, count = [sys.executable, "-m"], len(spec.devices)
     if not meeting:
-        size = str(len(spec.devices))
-        world = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-        return [
-            ([*run, rank_module], {"RANK": rank, "LOCAL_RANK": rank, **world})
-            for rank in map(str, range(len(spec.devices)))
-        ]
-    torchrun = [*run, "torch.distributed.run", f"--nnodes={spec.hosts}", f"--nproc-per-node={len(spec.devices)}"]
+        world = {"WORLD_SIZE": f"{count}", "LOCAL_WORLD_SIZE": f"{count}", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        ranks = map(str, range(count))
+        return [([*run, rank_module], {"RANK": rank, "LOCAL_RANK": rank, **world}) for rank in ranks]
+    torchrun = [*run, "torch.distributed.run", f"--nnodes={spec.hosts}", f"--nproc-per-node={count}"]
     # The supervisor hears of a rank's end by itself: to look every tenth of a second would cost idle time.
     torchrun += ["--max-restarts=0", "--monitor-interval=1", f"--rdzv-endpoint={meeting}", "--node-rank=0"]
     return [([*torchrun, "-m", rank_module], {})]

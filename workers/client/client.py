@@ -106,7 +106,6 @@ class PoolClient:
         Args:
             x: (B, C, ...) in the model's dtype, on any device; timestep: (B,) float32.
             conditioning: context (B, T, D) and the family's extras.
-            patches: that the weights are to have.
         """
         return self._with(
             model, patches, lambda: self._calls.run(model.key, x, timestep, conditioning, patches.names), should_cancel
@@ -149,12 +148,8 @@ class PoolClient:
         into: torch.Tensor | None = None,
         should_cancel: ShouldCancel = never,
     ) -> torch.Tensor:
-        """Encode or decode, on the CPU; the ranks load the VAE where they do not have it.
-
-        Args:
-            memory, seed, options: see RunVae.
-            answer_bytes, into: see Submission.
-        """
+        """Encode or decode, on the CPU; the ranks load the VAE where they do not have it. For arguments see RunVae and
+        Submission."""
         check_filled(x)
         request = RunVae(vae.key, vae.file, half, vae.ranks, memory, seed, dict(options))
         given = Submission(request=request, tensors={"x": x}, answer_bytes=answer_bytes, into=into)
@@ -175,10 +170,7 @@ class PoolClient:
 
     def release(self, model: ModelRequest | VaeRequest, park: bool = False, should_cancel: ShouldCancel = never) -> int:
         """Free the memory of a model or a VAE in the pool, if it runs and holds it; return the bytes freed per rank.
-
-        Args:
-            park: keep a model's weights on the host, where that has memory.
-        """
+        `park` keeps a model's weights on the host, where that has memory."""
         with self._turns.take(should_cancel):
             self._keeper.settle()
             if not self.knows(model):

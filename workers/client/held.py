@@ -115,7 +115,7 @@ class Attachments:
 
     def _send(self, network: Attached) -> None:
         tensors: list[torch.Tensor] = []
-        form: Any = describe_module(network.module, tensors)
+        form = describe_module(network.module, tensors)
         named = {attached_name(place): tensor for place, tensor in enumerate(tensors)}
         for piece in in_pieces(named, NETWORK_PIECE):
             self._submit(Submission(request=Attach(network.number), tensors=piece))
@@ -158,9 +158,8 @@ class Patches:
 
     def _make_room(self, needed: Sequence[str]) -> None:
         """Count no longer on the sets that were used longest ago."""
-        old = [name for name in self._sets if name not in needed]
-        while old and (len(self._sets) >= MOST_SETS or self._size() > MOST_BYTES):
-            del self._sets[old.pop(0)]
-
-    def _size(self) -> int:
-        return sum({name: size for factors in self._sets.values() for name, size in factors.items()}.values())
+        for name in [name for name in self._sets if name not in needed]:
+            sizes = {factor: size for factors in self._sets.values() for factor, size in factors.items()}
+            if len(self._sets) < MOST_SETS and sum(sizes.values()) <= MOST_BYTES:
+                return
+            del self._sets[name]

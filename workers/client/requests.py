@@ -22,6 +22,9 @@ OnProgress = Callable[[int, int, "torch.Tensor | None"], None]
 ShouldCancel = Callable[[], bool]
 
 
+_CPU = torch.device("cpu")
+
+
 def ignore(*_: object) -> None:
     """For requests that show nothing of it."""
 
@@ -29,9 +32,6 @@ def ignore(*_: object) -> None:
 def never() -> bool:
     """For callers that never cancel."""
     return False
-
-
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +100,7 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class VaeRequest:
-    """A VAE as the artist's VAE object has it.
-
-    Args:
-        ranks: that share its pictures.
-    """
+    """A VAE as the artist's VAE object has it; so many `ranks` share its pictures."""
 
     file: VaeFile
     ranks: int
@@ -149,8 +145,7 @@ class LoopRequest:
     def check_finite(self) -> None:
         """RequestError for what can only end in a picture of nothing."""
         check_latent(self.x)
-        given = {"cfg": torch.tensor(self.job.cfg), "the sigmas": self.tensors["sigmas"]}
-        for name, values in given.items():
+        for name, values in (("cfg", torch.tensor(self.job.cfg)), ("the sigmas", self.tensors["sigmas"])):
             if not torch.isfinite(values).all():
                 raise RequestError(
                     said("In {name} there is a value that is no number (NaN or infinite).", name=name), "Set another."

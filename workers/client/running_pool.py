@@ -99,9 +99,8 @@ class RunningPool:
         try:
             self._send(job, buffers)
             done, payload = self._await(open_job, submission.on_progress)
-            return Reply(
-                done.answer, self._transport.take(done, payload, submission.device, submission.into), done.finite
-            )
+            tensors = self._transport.take(done, payload, submission.device, submission.into)
+            return Reply(done.answer, tensors, done.finite)
         except FrameError:
             open_job.goes_on = False  # it was not sent
             raise
@@ -121,15 +120,14 @@ class RunningPool:
             frame = None
             with contextlib.suppress(queue.Empty):
                 frame = job.frames.get(timeout=POLL_SECONDS)
-            if frame is None:
-                if self.life.state == "gone" and job.frames.empty():
-                    raise self.death()
-                self._mind_silence()
             if cancelled_at is None and self._should_cancel():
                 cancelled_at = time.monotonic()
             if cancelled_at is not None:
                 told = told or self._connection.offer(Cancel(job.number))
             if frame is None:
+                if self.life.state == "gone" and job.frames.empty():
+                    raise self.death()
+                self._mind_silence()
                 if cancelled_at is not None and time.monotonic() - cancelled_at > CANCEL_SECONDS:
                     raise Cancelled
                 continue

@@ -33,7 +33,7 @@ class SupervisorProcess:
 
     def __init__(self, spec: PoolSpec, rank_module: str):
         remove_leftovers()
-        logs = log_directory()
+        logs = log_directory()  # may raise, before there is a folder
         self._folder = make_folder()
         self.directory = self._folder.path
         self.log = logs / f"pool-{self.directory.name.rpartition('-')[2]}.log"
@@ -81,8 +81,7 @@ class SupervisorProcess:
         self.wait(LAST_WORD_SECONDS)  # its connection closes a moment before it has ended
         if (code := self._process.returncode) is None:
             return self.error(said("closed its connection"))
-        last = last_line(self.log) if code > 0 else ""  # whom a signal ends says nothing
-        if last:
+        if code > 0 and (last := last_line(self.log)):  # whom a signal ends says nothing
             return self.error(said("ended with code {code} and said: {last}", code=code, last=last))
         return self.error(said("ended with code {code}", code=code))
 

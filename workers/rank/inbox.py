@@ -31,14 +31,11 @@ log = logging.getLogger("rank")
 
 
 def import_ahead(device: torch.device, code: ComfyuiCode | None = None) -> Iterator[bool]:
-    """Import what later jobs need and this rank has time for while it waits for one: the compiler, and ComfyUI's code,
-    one part each time that this is asked for the next. No rank depends on another's.
+    """Import what later jobs need and this rank has time for while it waits for one: the compiler, and ComfyUI's code
+    if its networks and patches will be wanted, one part each time that this is asked for the next.
 
     The rank's own thread asks: two threads that import modules which import each other get half of them. A job that
-    comes meanwhile waits for no more than the part at hand.
-
-    Args:
-        code: whose networks and patches will be wanted.
+    comes meanwhile waits for no more than the part at hand. No rank depends on another's.
     """
     parts: list[Callable[[], object]] = []
     if code is not None:  # before all else

@@ -30,9 +30,7 @@ class ClientMemory:
         return self._segment if job.segment and self._opens else None
 
     def open_for(self, job: Job) -> None:
-        """Open the job's segment, if it has one for this rank. The client makes another one where a job needs more
-        memory; a step needs none.
-        """
+        """Open the job's segment, if it has one for this rank. The client makes another where a job needs more."""
         if not job.segment or not self._opens or (self._segment is not None and self._segment.is_at(job.segment)):
             return
         if self._segment is not None:
@@ -44,12 +42,10 @@ class ClientMemory:
 def share(
     specs: Sequence[TensorSpec], payload: memoryview | torch.Tensor | None, device: torch.device, world_size: int
 ) -> dict[str, torch.Tensor]:
-    """Bring the tensors that rank 0 received to every rank's device: one broadcast of raw bytes.
+    """Bring the tensors that rank 0 received to every rank's device: one broadcast of raw bytes, if there are others.
 
-    All ranks call it with the same specs; rank 0 alone has a payload. One rank makes no collective call.
-
-    Args:
-        payload: the frame's bytes, or uint8 memory that begins with them and is copied: others will write to it.
+    All ranks call it with the same specs; rank 0 alone has a payload: the frame's bytes, or uint8 memory that begins
+    with them and is copied, as others will write to it.
     """
     total = sum(tensor_bytes(spec) for spec in specs)
     if not total:

@@ -1,7 +1,5 @@
-"""The supervisor: a small process between ComfyUI and the ranks. It imports no torch.
-
-It starts the ranks, hands each job to every rank, brings the answers together, and ends the whole pool as soon as the
-client is gone or any part of the pool fails.
+"""The supervisor: a small process between ComfyUI and the ranks, without torch. It starts the ranks, hands each job to
+every rank, brings the answers together, and ends the whole pool as soon as the client is gone or any part of it fails.
 """
 
 from __future__ import annotations
@@ -178,10 +176,11 @@ class Supervisor:
                 self._die(self._loss(self.members.stalled(*stall), with_stacks=True))
 
     def _loss(self, what: Said, with_stacks: bool = False) -> ErrorInfo:
-        idle = self.jobs.active is None or self.jobs.active.unread
-        template = "{what} while the workers were idle." if idle else "{what} in the middle of a job."
+        template = "{what} in the middle of a job."
         if self.state == "starting":
             template = "{what} while the workers started."
+        elif self.jobs.active is None or self.jobs.active.unread:
+            template = "{what} while the workers were idle."
         return ErrorInfo("PoolError", said(template, what=what), self._fresh(with_stacks), traceback=self.log.tail())
 
     def _fresh(self, with_stacks: bool = False) -> Said:

@@ -142,19 +142,15 @@ class Endpoint:
         await self.forward(Frame(message, encode_header(message), None))
 
     async def forward(self, frame: Frame, with_payload: bool = True) -> None:
-        """Pass a frame on as it came; without its payload the receiver gets the header alone.
-
-        A receiver that is gone is noticed where its connection is read, so a failed send is not an error here.
-        """
-        payload = frame.payload if with_payload else None
-        prefix = encode_prefix(frame.header, payload.nbytes if payload is not None else 0)
+        """Pass a frame on as it came; without its payload the receiver gets the header alone."""
+        payload = frame.payload if with_payload and frame.payload is not None else memoryview(b"")
+        prefix = encode_prefix(frame.header, payload.nbytes)
         loop = asyncio.get_running_loop()
         try:
             async with self._sending:
                 await loop.sock_sendall(self.socket, prefix + frame.header)
-                if payload is not None:
-                    await loop.sock_sendall(self.socket, payload)
-        except OSError:
+                await loop.sock_sendall(self.socket, payload)
+        except OSError:  # the receiver is gone, which is noticed where its connection is read
             self.left_unread = True
 
 

@@ -38,11 +38,9 @@ def describe(error: BaseException, rank: int | None, traceback: str = "") -> Err
         return ErrorInfo(type(error).__name__, _portable(error.cause), _portable(error.fix), rank, traceback)
     text = _plain(str(error).strip().split("\n")[0][:_LONGEST_TEXT])
     what = f"{type(error).__name__}: {text.rstrip('.')}"
-    cause = (
-        said("The workers failed with {error}.", error=what)
-        if rank is None
-        else said(_RANK_FAILED, rank=rank, error=what)
-    )
+    cause = said("The workers failed with {error}.", error=what)
+    if rank is not None:
+        cause = said(_RANK_FAILED, rank=rank, error=what)
     return ErrorInfo("PoolError", cause, Said(""), rank, traceback)
 
 
@@ -53,10 +51,8 @@ def of_all_ranks(info: ErrorInfo, log: str) -> ErrorInfo:
     cause = info.cause
     if cause.template == _RANK_FAILED and isinstance(cause.values, dict):
         cause = said("The model failed with {error}.", error=cause.values["error"])
-    fix = said(
-        "See whether all that the sampler gets is made for this model, which stays loaded; the log is {log}.", log=log
-    )
-    return msgspec.structs.replace(info, type="RequestError", cause=cause, fix=fix)
+    fix = "See whether all that the sampler gets is made for this model, which stays loaded; the log is {log}."
+    return msgspec.structs.replace(info, type="RequestError", cause=cause, fix=said(fix, log=log))
 
 
 def _portable(text: Said) -> Said:

@@ -30,6 +30,8 @@ from .tensors import pack, spec_of, unpack
 LEAST_BYTES = 16 << 20
 _PATH = re.compile(r"/proc/\d+/fd/\d+")
 
+log = logging.getLogger("parallel_dit")
+
 
 class Segment:
     """One mapping of a segment, by the process that made it or by one of the same user that opened it by its path."""
@@ -119,9 +121,6 @@ def _cannot_share(error: Exception, descriptor: int) -> SegmentError:
     return SegmentError(f"No memory can be shared with the workers: {error}.", "")
 
 
-log = logging.getLogger("parallel_dit")
-
-
 class Transport:
     """The client's side. One job at a time: what `put` wrote is taken by the ranks before it is called again."""
 
@@ -144,11 +143,8 @@ class Transport:
     def take(
         self, done: Done, payload: memoryview | None, device: torch.device, into: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        """The tensors of an answer, copied to `device`; or the only one, copied to memory that is there.
-
-        Raises:
-            RequestError: that is of another shape.
-        """
+        """The tensors of an answer, copied to `device`; or the only one, copied to memory that is there:
+        RequestError where that is of another shape."""
         half: torch.Tensor | None = None
         if done.in_segment:
             assert self._segment is not None

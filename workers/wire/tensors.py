@@ -50,11 +50,8 @@ def in_pieces(
 
 
 def unpack(specs: Sequence[TensorSpec], payload: memoryview | torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """The named tensors of a payload, without a copy where the alignment allows.
-
-    Args:
-        payload: the frame's bytes, or a uint8 tensor (on any device) that holds them.
-    """
+    """The named tensors of a payload, bytes or a uint8 tensor on any device, without a copy where the alignment
+    allows."""
     if payload is None:
         payload = torch.empty(0, dtype=torch.uint8)
     elif not isinstance(payload, torch.Tensor):
