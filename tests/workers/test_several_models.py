@@ -168,7 +168,7 @@ def test_who_waits_for_another_request_knows_it(client, models):
         with contextlib.suppress(Cancelled):
             client.load(models[0], ask)
 
-    with client._turns.lock:
+    with client._keeper.lock:
         other = threading.Thread(target=load)
         other.start()
         other.join(60)

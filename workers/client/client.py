@@ -19,7 +19,7 @@ from ..launch import PoolSpec
 from ..wire.protocol import Status
 from .calls import Calls
 from .held import Patches
-from .keeper import Keeper, in_a_living_pool
+from .keeper import Keeper
 from .life import Wait
 from .loading import KnownModel, LoadedModels
 from .requests import (
@@ -36,7 +36,6 @@ from .requests import (
     never,
 )
 from .running_pool import RunningPool
-from .turns import Turns
 
 __all__ = ["Branch", "Cancelled", "LoopRequest", "ModelRequest", "PoolClient", "VaeRequest", "never"]
 
@@ -58,12 +57,11 @@ class PoolClient:
         """What the ranks said of the last call or loop: the plan that ran it."""
         self.details: PlanDetails | None = None
         """Of that plan, in numbers."""
-        self._turns = Turns()
         self._models = LoadedModels()
         self._vaes: dict[str, VaeRequest] = {}  # that ran, by their names
         self._calls = Calls(self._submit)
         self._patches = Patches(self._submit)
-        self._keeper = Keeper(spec, rank_module, on_change=self._forget, should_cancel=self._turns.cancelled)
+        self._keeper = Keeper(spec, rank_module, self._forget)
 
     @property
     def pool(self) -> RunningPool | None:
@@ -72,12 +70,12 @@ class PoolClient:
 
     def start(self, should_cancel: ShouldCancel = never) -> RunningPool:
         """The running pool, started if need be."""
-        with self._turns.take(should_cancel):
+        with self._keeper.turn(should_cancel):
             return self._keeper.start()
 
     def begin(self) -> None:
         """Start the pool if need be, and do not wait for its ranks: a load is about to come."""
-        with self._turns.lock:
+        with self._keeper.lock:
             self._keeper.begin()
 
     def load(
@@ -86,10 +84,13 @@ class PoolClient:
         """Have a model in the pool, on the ranks' devices; quick when it is there already. `make_room` is called with
         the bytes of weights that a GPU is about to get, before what is free there is read: who has others on it may
         let them go."""
-        with self._turns.take(should_cancel):
-            answer = in_a_living_pool(lambda: self._models.load(model, self._keeper, self._submit, make_room))
+
+        def run() -> Loaded:
+            answer = self._models.load(model, self._keeper, self._submit, make_room)
             self._calls.prepare_anew()
             return answer
+
+        return self._keeper.serve(run, should_cancel)
 
     def forward(
         self,
@@ -159,8 +160,7 @@ class PoolClient:
             self._keeper.start()
             return self._submit(given).tensors["output"]
 
-        with self._turns.take(should_cancel):
-            return in_a_living_pool(run)
+        return self._keeper.serve(run, should_cancel)
 
     @property
     def vaes(self) -> list[VaeRequest]:
@@ -171,7 +171,7 @@ class PoolClient:
     def release(self, model: ModelRequest | VaeRequest, park: bool = False, should_cancel: ShouldCancel = never) -> int:
         """Free the memory of a model or a VAE in the pool, if it runs and holds it; return the bytes freed per rank.
         `park` keeps a model's weights on the host, where that has memory."""
-        with self._turns.take(should_cancel):
+        with self._keeper.turn(should_cancel):
             self._keeper.settle()
             if not self.knows(model):
                 return 0
@@ -193,7 +193,7 @@ class PoolClient:
     @property
     def waits_for(self) -> Wait:
         """What the request of the thread that asks is waiting for."""
-        return Wait("turn") if self._turns.waiting else self._keeper.waits_for
+        return self._keeper.waits_for
 
     @property
     def models(self) -> list[KnownModel]:
@@ -203,7 +203,7 @@ class PoolClient:
     @property
     def idle_seconds(self) -> float:
         """Since the last request was served; 0 while one is."""
-        return self._turns.idle_seconds
+        return self._keeper.idle_seconds
 
     def status(self, timeout: float = 5.0) -> Status | None:
         """The pool's state, or None while no pool runs. Does not wait for a job."""
@@ -212,13 +212,13 @@ class PoolClient:
 
     def close(self, for_good: PoolError | None = None) -> None:
         """End the pool; `for_good` says why none starts again."""
-        with self._turns.lock:
+        with self._keeper.lock:
             self._keeper.close(for_good)
             self._forget()
 
     def close_unused(self, seconds: float) -> bool:
         """End a pool that has run nothing since it started, so long ago; return whether it was one."""
-        with self._turns.lock:
+        with self._keeper.lock:
             unused = self.pool is not None and self.ran is None and not self.models and self.idle_seconds >= seconds
             if unused:
                 self.close()
@@ -228,7 +228,7 @@ class PoolClient:
         """End the pool, whatever it does: a request that is being served fails, and the next one starts it again."""
         if (pool := self._keeper.pool) is not None:
             pool.interrupt()
-        with self._turns.take(should_cancel):
+        with self._keeper.turn(should_cancel):
             self.close()
 
     def end(self, seconds: float) -> None:
@@ -262,8 +262,7 @@ class PoolClient:
                 self._patches.bring(patches)
                 return run()
 
-        with self._turns.take(should_cancel):
-            return in_a_living_pool(with_weights)
+        return self._keeper.serve(with_weights, should_cancel)
 
     def _submit(self, submission: Submission) -> Reply:
         """Run one request in the pool that runs, and note what its answer, or its failure, says of the ranks."""

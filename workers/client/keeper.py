@@ -1,10 +1,12 @@
-"""Keeps a pool running: one life after the other, each on the same devices."""
+"""Keeps a pool running: one life after the other, each on the same devices, for one request at a time."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from parallel_runtime.errors import PoolError, PoolLostError
@@ -12,8 +14,8 @@ from parallel_runtime.requests.control import Cancelled
 
 from ..launch import PoolSpec
 from .life import Wait
-from .requests import ShouldCancel
-from .running_pool import RunningPool
+from .requests import ShouldCancel, never
+from .running_pool import POLL_SECONDS, RunningPool
 
 log = logging.getLogger("parallel_dit")
 
@@ -22,29 +24,62 @@ _Result = TypeVar("_Result")
 MAX_BACK_OFF_SECONDS = 30.0
 
 
-def in_a_living_pool(run: Callable[[], _Result]) -> _Result:
-    """Run it, once more where the pool died before it began with this: a rank was lost, and nobody knew yet."""
-    try:
-        return run()
-    except PoolLostError as error:
-        log.warning("Parallel DiT: %s A fresh pool takes its place.", error.cause)
-        return run()
-
-
 class Keeper:
-    """At most one running pool. Its caller sees to it that one request works with it at a time, says whether that is to
-    end, and hears by `on_change` that a pool starts: what ranks held by name is gone then."""
+    """At most one running pool. What ranks held by name is gone where one starts: `on_change` is called before.
 
-    def __init__(self, spec: PoolSpec, rank_module: str, *, on_change: Callable[[], None], should_cancel: ShouldCancel):
+    A request takes its turn, and may take it again for others; the lock itself is for what is no request.
+    """
+
+    def __init__(self, spec: PoolSpec, rank_module: str, on_change: Callable[[], None]):
         self.spec = spec
         self.pool: RunningPool | None = None
+        self.lock = threading.RLock()
         self._rank_module = rank_module
         self._on_change = on_change
-        self._should_cancel = should_cancel
+        self._should_cancel: ShouldCancel = never  # of the request that has its turn
+        self._queue: set[int] = set()  # threads that wait for theirs
+        self._ended = time.monotonic()
         self._end: PoolError | None = None
         """Why no pool starts any more."""
         self._pauses = False
         self._deaths = 0  # in a row, without a job that succeeded in between
+
+    @contextmanager
+    def turn(self, should_cancel: ShouldCancel) -> Iterator[None]:
+        """Hold the pool for one request, after those of other threads."""
+        thread = threading.get_ident()
+        try:
+            while not self.lock.acquire(timeout=POLL_SECONDS):
+                self._queue.add(thread)
+                if should_cancel():
+                    raise Cancelled
+        finally:
+            self._queue.discard(thread)
+        before, self._should_cancel = self._should_cancel, should_cancel
+        try:
+            yield
+        finally:
+            self._should_cancel = before
+            self._ended = time.monotonic()
+            self.lock.release()
+
+    def serve(self, run: Callable[[], _Result], should_cancel: ShouldCancel) -> _Result:
+        """Run it in its turn, once more where the pool died before it began with this: a rank was lost, and nobody knew
+        yet."""
+        with self.turn(should_cancel):
+            try:
+                return run()
+            except PoolLostError as error:
+                log.warning("Parallel DiT: %s A fresh pool takes its place.", error.cause)
+                return run()
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since the last request was served; 0 while another thread's is."""
+        if not self.lock.acquire(blocking=False):
+            return 0.0
+        self.lock.release()
+        return time.monotonic() - self._ended
 
     @property
     def running(self) -> RunningPool | None:
@@ -53,7 +88,9 @@ class Keeper:
 
     @property
     def waits_for(self) -> Wait:
-        """What whoever works with the pool waits for."""
+        """What the request of the thread that asks is waiting for."""
+        if threading.get_ident() in self._queue:
+            return Wait("turn")
         if self._pauses:
             return Wait("pause")
         return self.pool.life.waits_for if self.pool is not None else Wait()
@@ -76,7 +113,7 @@ class Keeper:
             self._back_off()
             log.info("Parallel DiT: starting a pool on %s", self.spec)
             self._on_change()
-            self.pool = RunningPool(self.spec, self._rank_module, self._should_cancel)
+            self.pool = RunningPool(self.spec, self._rank_module, lambda: self._should_cancel())
         return self.pool
 
     def settle(self) -> None:

@@ -25,9 +25,9 @@ from ..wire.tensors import unpack
 from .life import GIVE_UP_SECONDS, Life, OpenJob, Silence, State
 from .requests import OnProgress, Reply, ShouldCancel, Submission, never
 from .supervisor_process import RANKS, SupervisorProcess, take_early
-from .turns import POLL_SECONDS
 
 EXIT_SECONDS = 10.0
+POLL_SECONDS = 0.05
 CANCEL_SECONDS = 1.5
 """A job that has not ended so long after its cancel is left to end by itself."""
 ABANDONED_SECONDS = 30.0
