@@ -1,7 +1,5 @@
-"""What NVIDIA's driver says about GPUs and their links, through NVML (nvidia-ml-py), without a CUDA context.
-
-The package or the driver may be missing; then there is just less to say.
-"""
+"""What NVIDIA's driver says about GPUs and their links, through NVML (nvidia-ml-py), without a CUDA context. Package
+or driver may be missing; then there is just less to say."""
 
 from __future__ import annotations
 
@@ -24,13 +22,8 @@ _PCIE = {
 
 @dataclass(frozen=True)
 class DriverGpu:
-    """A GPU by its number in nvidia-smi's tables, which is not CUDA's where CUDA_VISIBLE_DEVICES is set.
-
-    Args:
-        uuid: without the prefix "GPU-".
-        memory_total, memory_used: bytes, when asked; 0 where the driver does not tell.
-        capability: such as "9.0"; "" where the driver does not tell.
-    """
+    """A GPU by its number in nvidia-smi's tables, which is not CUDA's where CUDA_VISIBLE_DEVICES is set; `uuid` without
+    the prefix "GPU-", memory in bytes, when asked, `capability` such as "9.0". The driver may not tell: 0, ""."""
 
     index: int
     uuid: str

@@ -57,12 +57,8 @@ def guess_link(gpu: str, peer_access: bool) -> LinkFacts:
 
 
 def recall(spec: PoolSpec, gpus: Sequence[Any], link: LinkFacts) -> MachineFacts:
-    """What is known of a pool's GPUs: measured numbers where there are any.
-
-    Args:
-        gpus: torch's properties of each rank's; the first stands for the others where nothing is measured.
-        link: what to take for the links before they are measured.
-    """
+    """What is known of a pool's GPUs, by torch's properties of each: measured numbers where there are any, else those
+    of the first GPU, and `link`."""
     smallest = min(gpu.total_memory for gpu in gpus)
     assumed = known_gpu(gpus[0].name, int(smallest * _USABLE), link)
     if spec.hosts > 1:

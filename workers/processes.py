@@ -31,14 +31,13 @@ def die_with_parent(parent: int) -> None:
 
 
 def end_tree(pid: int, grace_seconds: float = 0.0, kill_seconds: float = KILL_SECONDS, *, itself: bool = True) -> None:
-    """End a process, if `itself` is to end, and every process below it: first asked, then killed.
+    """End a process, if `itself` is to end, and every process below it: asked, if there is grace, then killed.
 
     They are looked for again and again, as processes start others while they end; what was seen once stays in sight
     when its parent ends. psutil checks create times, so no pid is mistaken.
 
     Args:
         pid: of a child that nobody has waited for yet, so that the number is still its own; left to be waited for.
-        grace_seconds: between asking and killing; 0 does not ask.
         kill_seconds: how long to wait for killed ones: one inside of a driver may take its time, and ends all the same.
     """
     root = psutil.Process(pid)

@@ -25,10 +25,8 @@ MAX_BACK_OFF_SECONDS = 30.0
 
 
 class Keeper:
-    """At most one running pool. What ranks held by name is gone where one starts: `on_change` is called before.
-
-    A request takes its turn, and may take it again for others; the lock itself is for what is no request.
-    """
+    """At most one running pool. What ranks held by name is gone where one starts: `on_change` is called before. A
+    request takes its turn, and may take it again for others; the lock itself is for what is no request."""
 
     def __init__(self, spec: PoolSpec, rank_module: str, on_change: Callable[[], None]):
         self.spec = spec

@@ -36,13 +36,8 @@ def never() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """All that is sent with a request.
-
-    Args:
-        device: where the answer's tensors are wanted.
-        answer_bytes: that they will have, where it may be more than the request's; a guess.
-        into: memory for the answer's tensor, of which there is one then; of the same shape and any type.
-    """
+    """All that is sent with a request. The answer's tensors are wanted on `device`, and are guessed to have
+    `answer_bytes`, if more than the request's; `into` is memory for the only one, of the same shape and any type."""
 
     request: Request
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -121,12 +116,8 @@ class Branch:
 
 @dataclass(frozen=True)
 class LoopRequest:
-    """A denoising loop.
-
-    Args:
-        job: what the ranks are told of it, but for the names of model, conditionings and patches.
-        tensors: those of `job` by their names, but for the conditionings' own.
-    """
+    """A denoising loop. `job`: what the ranks are told of it, but for the names of model, conditionings and patches;
+    `tensors`: its own by their names, but for those of conditionings."""
 
     job: Sample
     branches: tuple[Branch, ...]

@@ -25,7 +25,6 @@ from ..wire.connection import Connection
 LAST_WORD_SECONDS = 1.0
 KILL_SECONDS = 2.0
 RANKS = "workers.rank"
-"""Module of the ranks."""
 
 
 class SupervisorProcess:

@@ -1,7 +1,5 @@
-"""A rank of the doctor's check: joins a process group as the pool's ranks do, and exchanges numbers.
-
-It tells what it is at, and at the end what it measured or why it failed, as lines of JSON in a file of its own.
-"""
+"""A rank of the doctor's check: joins a process group as the pool's ranks do, and exchanges numbers. It tells what it
+is at, and at the end what it measured or why it failed, as lines of JSON in a file of its own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The machine as the doctor finds it: packages, GPUs, links, memory.
-
-What needs torch is asked of a process of its own: `python -m workers.doctor.machine`, JSON on its output, and its GPU
-memory back.
-"""
+"""The machine as the doctor finds it: packages, GPUs, links, memory. What needs torch is asked of a process of its own:
+`python -m workers.doctor.machine`, JSON on its output, and its GPU memory back."""
 
 from __future__ import annotations
 

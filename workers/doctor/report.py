@@ -1,7 +1,4 @@
-"""From facts to findings (what is broken, what slows down, what would not help), and to the report, text for people.
-
-Pure; nothing is measured here.
-"""
+"""From facts to findings (what is broken, what slows down, what would not help), and to the report, text for people."""
 
 from __future__ import annotations
 

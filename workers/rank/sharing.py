@@ -1,7 +1,4 @@
-"""A job's tensors: out of the memory that ranks share with the client, or from rank 0 to the others.
-
-Of the rank processes alone: ComfyUI's does not import torch.distributed.
-"""
+"""A job's tensors: out of the memory that ranks share with the client, or from rank 0 to the others."""
 
 from __future__ import annotations
 

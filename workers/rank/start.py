@@ -1,8 +1,5 @@
-"""The rank process, from its start to its main loop.
-
-Three threads: the main one works; one receives, so that a cancel or the supervisor's end is seen in the middle of a
-job; one sends a heartbeat.
-"""
+"""The rank process, from its start to its main loop. Its main thread works; one receives, so that a cancel or the
+supervisor's end is seen in the middle of a job; one sends a heartbeat."""
 
 from __future__ import annotations
 
@@ -61,10 +58,8 @@ def join(spec: PoolSpec, rank: int, device: torch.device, folder: Path) -> None:
 
 
 def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> None:
-    """Process entry, in the environment that torchrun gives, or the supervisor in its words.
-
-    `make_engine(device, rank, world_size)` lets tests put faults in.
-    """
+    """Process entry, in the environment that torchrun gives, or the supervisor in its words. `make_engine(device, rank,
+    world_size)` lets tests put faults in."""
     die_with_parent(os.getppid())
     elsewhere = "PARALLEL_DIT_POOL" not in os.environ  # no supervisor has started this rank
     if elsewhere:

@@ -42,12 +42,9 @@ class Blame(enum.IntEnum):
 
 class Members:
     """Awaits the end of each process, and serves each connection until its end. Both are losses: nobody leaves a pool
-    that goes on.
-
-    Ranks of this machine have a connection each; rank 0's is that of the ranks on other machines as well.
+    that goes on. Ranks of this machine have a connection each; rank 0's is that of ranks on other machines as well.
 
     Args:
-        on_frame: called with what a rank sent.
         on_loss: called with the sign that a loss is, with who was lost, in words, and with the rank's number where it
             ended and had not read all that was sent to it.
         watch: has something go on beside.

@@ -15,9 +15,7 @@ class StallWatch:
 
     One rank alone that does not get on says nothing: it may wait in a collective for another that does, or for a step
     that others compute. Where one hangs, all of them stand still soon, and the one that stood still first is to blame.
-
-    When the whole machine, or the whole tree of processes, was stopped for a while (a laptop sleeps), the supervisor
-    misses its own ticks; that time counts for nobody.
+    Time in which the supervisor missed its own ticks (a laptop slept) counts for nobody.
     """
 
     floor: float = FLOOR_SECONDS

@@ -13,12 +13,8 @@ _LONGEST_TRACEBACK = 50_000
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
-    """A `ParallelError` as data.
-
-    Args:
-        traceback: for the log and for developers, not for the artist.
-        consequence: another rank was lost or failed; that rank is to blame.
-    """
+    """A `ParallelError` as data, with a traceback for the log; `consequence`: another rank that was lost or failed is
+    to blame."""
 
     type: str
     cause: Said

@@ -33,12 +33,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 # client -> supervisor, and onwards to every rank (its payload to rank 0 alone)
 class Job(msgspec.Struct, frozen=True, tag=True):
-    """A request with its number and the tensors that come with it.
-
-    Args:
-        segment: path of the shared memory in whose first half the tensors lie, instead of in the payload, and whose
-            second half takes the answer's (shared_memory.py); "" where there is none.
-    """
+    """A request with its number and the tensors that come with it: in the payload, or in the first half of a `segment`
+    of shared memory, by its path, whose second half takes the answer's (shared_memory.py)."""
 
     number: int
     request: Request
@@ -139,12 +135,7 @@ Launched = Mapping[tuple[tuple[int, ...], str], int]
 
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The job is through; rank 0's carries the result, or with `in_segment` left it in the job's segment, unless it was
-    `cancelled`.
-
-    Args:
-        launched: of a rank that had no part in it.
-        finite: there is no NaN and nothing infinite in the result.
-    """
+    `cancelled`. `launched`: of a rank that had no part in it; `finite`: the result has no NaN and nothing infinite."""
 
     number: int
     rank: int
