@@ -70,13 +70,12 @@ def begin_log(path: Path) -> IO[bytes] | None:
 def tell_of_fresh_pool(path: Path, with_stacks: bool = False) -> Said:
     """What comes after a pool's end, and where to read more, in a log `with_stacks` of all ranks or without; no file is
     named that is not there."""
-    if path.exists():
-        if with_stacks:
-            return said(
-                "The next prompt starts fresh workers; the log with the stacks of all workers is {log}.", log=path
-            )
-        return said("The next prompt starts fresh workers; the log is {log}.", log=path)
-    return said("The next prompt starts fresh workers; no log could be written in {folder}.", folder=path.parent)
+    if not path.exists():
+        return said("The next prompt starts fresh workers; no log could be written in {folder}.", folder=path.parent)
+    template = "The next prompt starts fresh workers; the log is {log}."
+    if with_stacks:
+        template = "The next prompt starts fresh workers; the log with the stacks of all workers is {log}."
+    return said(template, log=path)
 
 
 def read_tail(path: Path) -> str:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from parallel_runtime.errors import SegmentError
-from workers.rank.sharing import take_copy
+from workers.rank.sharing import share
 from workers.wire.shared_memory import LEAST_BYTES, Segment, half_for, write
 from workers.wire.tensors import unpack
 
@@ -102,7 +102,7 @@ def test_a_closed_segment_leaves_no_descriptor_and_no_mapping():
 
 def test_a_rank_copies_what_the_memory_begins_with(segment):
     specs = write(segment.request, TENSORS)
-    copied, _ = take_copy(specs, segment.request, torch.device("cpu"))
+    copied = share(specs, segment.request, torch.device("cpu"), 1)
     segment.request.zero_()
     assert copied.keys() == TENSORS.keys()
     assert all(torch.equal(copied[name], tensor) for name, tensor in TENSORS.items())

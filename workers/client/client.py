@@ -102,8 +102,8 @@ class PoolClient:
         patches: WeightPatches = UNPATCHED,
         should_cancel: ShouldCancel = never,
     ) -> torch.Tensor:
-        """One call of the transformer: x (B, C, ...) in the model's dtype, on any device; timestep (B,) float32; context
-        (B, T, D) and the family's extras. The prediction is shaped like the latent part of x, on its device."""
+        """One call of the transformer: x (B, C, ...) in the model's dtype, on any device; timestep (B,) float32;
+        context (B, T, D) and the family's extras. The prediction is shaped like the latent part of x, on its device."""
         return self._with(
             model, patches, lambda: self._calls.run(model.key, x, timestep, conditioning, patches.names), should_cancel
         )

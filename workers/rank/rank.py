@@ -31,7 +31,7 @@ from ..wire.tensors import pack, unpack_meta
 from .elsewhere import Channel
 from .heartbeat import Heartbeat
 from .inbox import Inbox, import_ahead
-from .sharing import ClientMemory, share, take_copy
+from .sharing import ClientMemory, share
 
 _MAY_FAIL_ALIKE = (Forward, Invoke, RunVae, Sample, Step)
 """Requests that change nothing of what the ranks hold: a run of theirs that fails on all ranks need not cost the pool.
@@ -118,13 +118,11 @@ class Rank:
     def _run(self, frame: Frame, job: Job, prepared: Prepared, agreed: Mapping[str, int]) -> None:
         try:
             segment = self.client_memory.of(job)
-            if segment is not None and self.client_memory.for_all:
-                # Every rank copies for itself: nothing to wait for.
-                device = torch.device("cpu") if prepared.on_host else self.device
-                tensors, copied = take_copy(job.tensors, segment.request, device)
-            else:
-                payload = frame.payload if segment is None else segment.request
-                tensors, copied = share(job.tensors, payload, self.device, self.engine.world_size), None
+            payload = frame.payload if segment is None else segment.request
+            alone = segment is not None and self.client_memory.for_all  # every rank copies for itself
+            device = torch.device("cpu") if alone and prepared.on_host else self.device
+            tensors = share(job.tensors, payload, device, 1 if alone else self.engine.world_size)
+            copied = torch.cuda.current_stream(device).record_event() if alone and device.type == "cuda" else None
             control = RankControl(self, job)
             answer, results = prepared.run(tensors, control, agreed)
             if not prepared.cancelled:

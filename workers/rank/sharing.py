@@ -42,28 +42,15 @@ def share(
     """Bring the tensors that rank 0 received to every rank's device: one broadcast of raw bytes, if there are others.
 
     All ranks call it with the same specs; rank 0 alone has a payload: the frame's bytes, or uint8 memory that begins
-    with them and is copied, as others will write to it.
+    with them and is copied, as others will write to it. The host does not wait for that copy.
     """
     total = sum(tensor_bytes(spec) for spec in specs)
-    if not total:
-        return unpack(specs, None)
     if isinstance(payload, torch.Tensor):
         flat = payload[:total].to(device, non_blocking=True, copy=True)
     elif payload is not None:
         flat = torch.frombuffer(payload, dtype=torch.uint8).to(device)
     else:
         flat = torch.empty(total, dtype=torch.uint8, device=device)
-    if world_size > 1:
+    if world_size > 1 and total:
         dist.broadcast(flat, src=0)
     return unpack(specs, flat)
-
-
-def take_copy(
-    specs: Sequence[TensorSpec], memory: torch.Tensor, device: torch.device
-) -> tuple[dict[str, torch.Tensor], torch.cuda.Event | None]:
-    """The named tensors, copied to `device`; `memory` begins with them, and holds still until the event, if any."""
-    total = sum(tensor_bytes(spec) for spec in specs)
-    tensors = unpack(specs, memory[:total].to(device, non_blocking=True, copy=True))
-    if device.type != "cuda":
-        return tensors, None
-    return tensors, torch.cuda.current_stream(device).record_event()
