@@ -12,22 +12,24 @@ import msgspec
 import torch
 
 from parallel_runtime.errors import RequestError
+from parallel_runtime.patching.patch_data import WeightPatches
 from parallel_runtime.requests.conditioning import CONTROL, Shared
 from parallel_runtime.requests.patches import attached_in
-from parallel_runtime.requests.requests import ConditioningRef, Forward, Invoke, PatchNames, Step, residual_name
+from parallel_runtime.requests.requests import ConditioningRef, Forward, Invoke, Step, residual_name
 from parallel_runtime.requests.trees import flatten
 from parallel_runtime.said import said
 
-from .held import Attachments, Conditionings, Mirror
+from .held import Attachments, Conditionings, Mirror, Patches
 from .requests import LoopRequest, OnProgress, Submission, Submit, check_latent, require_finite
 
 _MOST_PREPARED = 16
 
 
 class Calls:
-    """Knows which conditionings and calls the ranks keep, as far as this side can know."""
+    """Knows what the ranks keep for calls, as far as this side can know, and has them get what they lack."""
 
     def __init__(self, submit: Submit):
+        self.patches = Patches(submit)
         self._conditionings = Conditionings()
         self._numbers = itertools.count(1)
         self._prepared: Mirror[int, list[Any]] = Mirror()
@@ -36,9 +38,11 @@ class Calls:
         self._submit = submit
 
     def run(
-        self, model: str, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any], patches: PatchNames
-    ) -> torch.Tensor:
-        """The prediction, on x's device; arguments as of `PoolClient.forward`, model and patches by their names."""
+        self, model: str, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any],
+        patches: WeightPatches,
+    ) -> torch.Tensor:  # fmt: skip
+        """The prediction, on x's device; arguments as of `PoolClient.forward`, the model by its name."""
+        self.patches.bring(patches)
         check_latent(x)
         # What a ControlNet adds is another in each step, as x is.
         form, residuals = _flat(conditioning.get(CONTROL))
@@ -46,22 +50,23 @@ class Calls:
         self._attach(conditioning)
         reference, tensors = self._conditionings.refer(conditioning)
         own = {"x": x, "timestep": timestep, **residuals}
-        kind = [model, reference.id, patches, repr(form), *((each.shape, each.dtype) for each in own.values())]
+        kind = [model, reference.id, patches.names, repr(form), *((each.shape, each.dtype) for each in own.values())]
         number = self._prepared.find(lambda known: known == kind)
         request: Forward | Step
         if number is None:
             number = next(self._numbers)
             self._prepared.hold(number, kind, _MOST_PREPARED)
             kept = tuple(self._conditionings), number, tuple(self._prepared)
-            request = Forward(model, reference, *kept, patches, form)
+            request = Forward(model, reference, *kept, patches.names, form)
         else:
             request = Step(number)
         tensors |= own
         reply = self._submit(Submission(request=request, tensors=tensors, device=x.device))
         return require_finite(reply, "The model's prediction")["output"]
 
-    def sample(self, model: str, loop: LoopRequest, patches: PatchNames, on_progress: OnProgress) -> torch.Tensor:
+    def sample(self, model: str, loop: LoopRequest, patches: WeightPatches, on_progress: OnProgress) -> torch.Tensor:
         """The latent that a loop ends with, on the CPU."""
+        self.patches.bring(patches)
         for branch in loop.branches:
             self._attach(branch.conditioning)
         references: list[ConditioningRef] = []
@@ -74,15 +79,16 @@ class Calls:
         except RequestError:
             self.forget()  # branches before the one that does not travel are noted, and never sent
             raise
-        named = {"model": model, "branches": tuple(references), "kept": tuple(self._conditionings), "patches": patches}
-        request = msgspec.structs.replace(loop.job, **named)
+        kept, branches = tuple(self._conditionings), tuple(references)
+        request = msgspec.structs.replace(loop.job, model=model, branches=branches, kept=kept, patches=patches.names)
         reply = self._submit(Submission(request=request, tensors=tensors, on_progress=on_progress))
         return require_finite(reply, "The latent")["latent"]
 
-    def invoke(self, model: str, method: str, arguments: Mapping[str, Any], patches: PatchNames) -> torch.Tensor:
+    def invoke(self, model: str, method: str, arguments: Mapping[str, Any], patches: WeightPatches) -> torch.Tensor:
         """What a method of the network gives, on the CPU; see `PoolClient.invoke`."""
+        self.patches.bring(patches)
         reference, tensors = self._conditionings.refer(arguments)
-        request = Invoke(model, method, reference, tuple(self._conditionings), patches)
+        request = Invoke(model, method, reference, tuple(self._conditionings), patches.names)
         return require_finite(self._submit(Submission(request=request, tensors=tensors)), "The latent")["output"]
 
     def _attach(self, conditioning: Mapping[str, Any]) -> None:
@@ -95,7 +101,7 @@ class Calls:
         self._prepared.clear()
 
     def forget(self) -> None:
-        """Trust nothing any more that the ranks may keep."""
+        """Trust nothing any more that the ranks may keep, but for patches: those that were brought they have."""
         self._conditionings.clear()
         self.prepare_anew()
         self._attachments.forget()

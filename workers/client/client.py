@@ -18,7 +18,6 @@ from parallel_runtime.requests.requests import KeepPatches, Load, Release, RunVa
 from ..launch import PoolSpec
 from ..wire.protocol import Status
 from .calls import Calls
-from .held import Patches
 from .keeper import Keeper
 from .life import Wait
 from .loading import KnownModel, LoadedModels
@@ -60,7 +59,6 @@ class PoolClient:
         self._models = LoadedModels()
         self._vaes: dict[str, VaeRequest] = {}  # that ran, by their names
         self._calls = Calls(self._submit)
-        self._patches = Patches(self._submit)
         self._keeper = Keeper(spec, rank_module, self._forget)
 
     @property
@@ -104,9 +102,7 @@ class PoolClient:
     ) -> torch.Tensor:
         """One call of the transformer: x (B, C, ...) in the model's dtype, on any device; timestep (B,) float32;
         context (B, T, D) and the family's extras. The prediction is shaped like the latent part of x, on its device."""
-        return self._with(
-            model, patches, lambda: self._calls.run(model.key, x, timestep, conditioning, patches.names), should_cancel
-        )
+        return self._with(model, lambda: self._calls.run(model.key, x, timestep, conditioning, patches), should_cancel)
 
     def sample(
         self,
@@ -119,18 +115,14 @@ class PoolClient:
     ) -> torch.Tensor:
         """A whole denoising loop in the pool; returns the latent (B, C, ...) float32 on the CPU."""
         request.check_finite()
-        return self._with(
-            model, patches, lambda: self._calls.sample(model.key, request, patches.names, on_progress), should_cancel
-        )
+        return self._with(model, lambda: self._calls.sample(model.key, request, patches, on_progress), should_cancel)
 
     def invoke(
         self, model: ModelRequest, method: str, arguments: Mapping[str, Any], patches: WeightPatches = UNPATCHED,
         should_cancel: ShouldCancel = never,
     ) -> torch.Tensor:  # fmt: skip
         """What a method of ComfyUI's own network (one of INVOKABLE) gives, outside of its forward."""
-        return self._with(
-            model, patches, lambda: self._calls.invoke(model.key, method, arguments, patches.names), should_cancel
-        )
+        return self._with(model, lambda: self._calls.invoke(model.key, method, arguments, patches), should_cancel)
 
     def run_vae(
         self,
@@ -237,11 +229,9 @@ class PoolClient:
         """What the ranks are known to hold: nothing, where no pool runs."""
         return self._models if self._keeper.running is not None else LoadedModels()
 
-    def _with(
-        self, model: ModelRequest, patches: WeightPatches, run: Callable[[], torch.Tensor], should_cancel: ShouldCancel
-    ) -> torch.Tensor:
-        """Run something that needs a model and its patches, in its turn, in a pool that lives; once more where the
-        ranks have forgotten the model or its patches."""
+    def _with(self, model: ModelRequest, run: Callable[[], torch.Tensor], should_cancel: ShouldCancel) -> torch.Tensor:
+        """Run something that needs a model, in its turn, in a pool that lives; once more where the ranks have forgotten
+        the model or its patches."""
 
         def with_weights() -> torch.Tensor:
             self._keeper.settle()
@@ -250,12 +240,10 @@ class PoolClient:
             elif self._models.has_left(model.key):
                 self._calls.prepare_anew()  # it has to come back: that may fail in PREPARE, but not in a step
             try:
-                self._patches.bring(patches)
                 return run()
             except NotLoadedError:
-                self._patches.forget()
+                self._calls.patches.forget()
                 self.load(model, should_cancel)
-                self._patches.bring(patches)
                 return run()
 
         return self._keeper.serve(with_weights, should_cancel)
@@ -284,4 +272,3 @@ class PoolClient:
         self.ran = self.details = None
         self._models.clear()
         self._calls = Calls(self._submit)
-        self._patches = Patches(self._submit)
