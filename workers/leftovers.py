@@ -45,7 +45,8 @@ class PrivateFolder:
 
 
 def make_folder() -> PrivateFolder:
-    """Make one, below $TMPDIR; PoolError where nothing can be written there."""
+    """Make one, below $TMPDIR, when those that nobody holds are gone; PoolError where nothing can be written there."""
+    remove_leftovers()
     try:
         while True:
             path = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -78,8 +79,7 @@ def _try_room(folder: PrivateFolder) -> None:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A folder for as long as the block runs; those that killed processes left go first."""
-    remove_leftovers()
+    """A folder for as long as the block runs."""
     folder = make_folder()
     try:
         yield folder.path

@@ -196,7 +196,6 @@ def test_threads_that_start_at_once_keep_each_others_folders(monkeypatch, tmp_pa
 
     def work():
         for _ in range(20):
-            leftovers.remove_leftovers()
             made.append(leftovers.make_folder())
 
     threads = [threading.Thread(target=work) for _ in range(4)]

@@ -17,7 +17,7 @@ from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.said import Said, said
 
 from ..launch import EXPECTED_COMFYUI, PACK_ROOT, PoolSpec, log_directory
-from ..leftovers import make_folder, remove_leftovers
+from ..leftovers import make_folder
 from ..pool_log import begin_log, last_line, tell_of_fresh_pool
 from ..processes import end_tree
 from ..wire.connection import Connection
@@ -31,7 +31,6 @@ class SupervisorProcess:
     """Started by its constructor."""
 
     def __init__(self, spec: PoolSpec, rank_module: str):
-        remove_leftovers()
         logs = log_directory()  # may raise, before there is a folder
         self._folder = make_folder()
         self.directory = self._folder.path

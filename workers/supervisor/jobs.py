@@ -25,7 +25,6 @@ ALIKE_SECONDS = 5.0
 """So long after a rank failed in a run the others may fail alike: ranks compute in step, but a busy machine does not
 run them so. Less costs a pool that could have lived; more is waited for in vain where one rank failed alone."""
 
-
 Outcome = Literal["open", "ready", "refused", "finished", "unbegun", "failing", "alike", "broken"]
 """`open`: not all have answered. `ready`, `refused`: all have prepared it, or one could not. `finished`: all have run
 it. `unbegun`: all have refused a call that was not prepared. `failing`: a rank failed in the run, and the others may
