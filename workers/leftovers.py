@@ -1,8 +1,5 @@
-"""Private folders: made, owned, and removed again, also those of a process that was killed.
-
-A folder belongs to whoever holds the lock on it. The kernel lets go of a lock when its last holder ends, however that
-ends, and shows it in every PID namespace: neither clocks nor numbers of processes are asked.
-"""
+"""Private folders: made, owned, and removed again, also those of a process that was killed. A folder belongs to whoever
+holds the lock on it, which the kernel lets go of when its last holder ends, and shows in every PID namespace."""
 
 from __future__ import annotations
 

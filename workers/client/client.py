@@ -40,13 +40,11 @@ __all__ = ["Branch", "Cancelled", "LoopRequest", "ModelRequest", "PoolClient", "
 
 
 class PoolClient:
-    """One pool of ranks. Thread-safe: requests wait for each other, and a cancel is heard while they do.
+    """One pool of ranks. Thread-safe: requests wait for each other, and a cancel is heard while they do. A dead pool is
+    replaced at the next request, and a model that it lost is loaded again: the MODEL in a graph outlives both.
 
     What is asked of it raises ParallelError, typed, with cause and fix (PoolError where the pool died or could not
     start), and Cancelled where `should_cancel` said so.
-
-    A dead pool is replaced at the next request, and a model that the pool lost is loaded again: the MODEL that a
-    graph has cached outlives both.
     """
 
     def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):

@@ -36,11 +36,8 @@ Known = TypeVar("Known")
 
 
 class Mirror(OrderedDict[Name, Known]):
-    """Names of things that the ranks hold, the one that was used longest ago first -> what this side knows of each.
-
-    A request that brings another one names all that stay, so that the ranks hold no others: what is not certain after
-    a failure just counts as not held.
-    """
+    """Names of things that the ranks hold, the one that was used longest ago first -> what this side knows of each. A
+    request that brings another one names all that stay: what is not certain after a failure counts as not held."""
 
     def find(self, fits: Callable[[Known], bool]) -> Name | None:
         """The name of the last used one that fits, which is used now; None where none does."""

@@ -27,11 +27,8 @@ class KnownModel:
 
 
 class LoadedModels:
-    """The one truth about a pool's memory on this side of the wire; every answer of the pool brings it up to date.
-
-    A model whose name the ranks know may have left their devices, for another one or for ComfyUI. It comes back by
-    itself when it is used.
-    """
+    """The one truth about a pool's memory on this side of the wire; every answer of the pool brings it up to date. A
+    model that the ranks know may have left their devices, for another one or for ComfyUI; it comes back when used."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, tuple[ModelRequest, Loaded]] = {}

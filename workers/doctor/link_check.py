@@ -26,13 +26,8 @@ _CONSEQUENCE = re.compile(r"connection (closed|reset)|closed by (remote )?peer|b
 
 @dataclass(frozen=True)
 class LinkCheck:
-    """Outcome of one check.
-
-    Args:
-        rate: 10^9 bytes per second in an all-to-all of `megabytes` of each rank; `latency`: µs of the smallest one.
-        failure: what went wrong, one sentence without its full stop; None when everything passed.
-        output: last lines of what the ranks printed, when it failed.
-    """
+    """Outcome of one check: `rate` is 10^9 bytes per second in an all-to-all of `megabytes` of each rank, `latency` µs
+    of the smallest one; or a `failure`, one sentence without its full stop, with the last lines that ranks printed."""
 
     devices: str
     backend: str = ""

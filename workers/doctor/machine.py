@@ -46,12 +46,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts, without a verdict; memory in bytes.
+    """Facts, without a verdict; memory in bytes. A package whose version is None is missing.
 
     Args:
-        packages: name -> version; None: missing.
         driver_gpus: GPUs that the driver lists. `gpus`: those that CUDA sees, in its order and by its numbers.
-        environment: variables that change what CUDA and NCCL do.
         problem: why the probe said nothing. `gpu_problem`: what CUDA complained about. Without a full stop.
     """
 

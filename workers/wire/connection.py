@@ -33,13 +33,9 @@ class Connection:
     def send(
         self, message: Message, buffers: Sequence[memoryview] = (), while_stuck: Callable[[], object] = lambda: None
     ) -> None:
-        """Send a message and the bytes of its tensors, in the order of its `tensors`; ConnectionClosed at the end.
-
-        Args:
-            buffers: empty where the bytes are in memory that both sides share.
-            while_stuck: called again and again while the other side does not read. It may raise; the connection is of
-                no use then, as half a message is out.
-        """
+        """Send a message and the bytes of its tensors, unless both sides share those; ConnectionClosed at the end.
+        `while_stuck` is called again and again while the other side does not read. It may raise; the connection is of
+        no use then, as half a message is out."""
         header = encode_header(message)
         prefix = encode_prefix(header, sum(buffer.nbytes for buffer in buffers))
         try:

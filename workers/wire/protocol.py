@@ -149,13 +149,9 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The job failed. From the supervisor, `pool_alive` says whether the pool lives on, and `fits` names the ranks
-    that could have done it.
-
-    Args:
-        unbegun: of a `Step`, which has no PREPARE: this rank keeps no such call. None of them does, then. Of a pool
-            that died: no rank was given the job.
-        launched: of a rank that failed in RUN, and whose exchanges have all come to an end.
-    """
+    that could have done it; from a rank that failed in RUN, and whose exchanges have all come to an end, `launched`.
+    `unbegun`: of a `Step`, which has no PREPARE: this rank keeps no such call, and none does, then; of a pool that
+    died: no rank was given the job."""
 
     number: int
     rank: int
