@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -49,14 +49,6 @@ class Source:
                 "Choose a .safetensors file in Parallel Loader.",
             )
         return comfy.sd.load_diffusion_model(path, model_options={} if self.dtype is None else {"dtype": self.dtype})
-
-    def load_with(self, patches: Mapping[Any, Any], patches_uuid: Any) -> Any:
-        """A MODEL of ComfyUI's own on its device, with the weight patches of ours in it."""
-        here = self.load()
-        here.patches = {key: list(each) for key, each in patches.items()}
-        here.patches_uuid = patches_uuid
-        comfy.model_management.load_models_gpu([here], force_patch_weights=True)
-        return here
 
     def patch(self, part: torch.nn.Module, name: str, bypass: bool) -> torch.nn.Module:
         """Write the patched weights into a part of the network, in place.

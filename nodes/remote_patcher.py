@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import comfy.model_management
@@ -15,16 +14,13 @@ from parallel_runtime.patching.patch_data import check_patches
 
 from .pool_patchers import OnAnotherGpu, PatcherOfTransformer, PoolShare, give_back, keep, other_gpus
 from .real_weights import refuse
-from .transportable import weight_obstacles
-from .travelling_call import check_options, refusal
+from .transportable import check_options, refusal, weight_obstacles
 from .weight_patches import is_bypass
 
 
 class RemoteModelPatcher(PatcherOfTransformer):
     """ModelPatcher whose weights are the pool's. It stands for them on ComfyUI's own GPU; for the other GPUs of the
     pool there are patchers of their own (pool_patchers.py)."""
-
-    injections: dict[str, Any]
 
     @property
     def devices(self) -> list[torch.device]:
@@ -33,11 +29,7 @@ class RemoteModelPatcher(PatcherOfTransformer):
         return own + other_gpus(self.remote, self.load_device)
 
     def make_room(self, weights: int) -> None:
-        """Have ComfyUI's own models (text encoders, VAE) leave the GPUs that the pool is about to load on.
-
-        Args:
-            weights: bytes that a GPU is about to get.
-        """
+        """Have ComfyUI's own models leave the GPUs, each of which is about to get so many bytes of the pool's."""
         for device in self.devices:
             comfy.model_management.free_memory(weights + comfy.model_management.minimum_inference_memory(), device)
 
@@ -53,20 +45,12 @@ class RemoteModelPatcher(PatcherOfTransformer):
         return [*super().model_patches_models(), *self.model.parallel_elsewhere]
 
     def add_patches(self, patches, strength_patch=1.0, strength_model=1.0) -> list[Any]:
-        """Called by the node that adds a LoRA; the ranks compute the weights.
-
-        Raises:
-            RequestError: a patch that they could not compute.
-        """
+        """Called by the node that adds a LoRA. Raises RequestError for a patch that ranks could not compute."""
         check_patches(self._own(patches))
         return super().add_patches(patches, strength_patch, strength_model)
 
     def clone(self, *args: Any, force_deepcopy: bool = False, **kwargs: Any) -> Any:
-        """A handle on the same MODEL.
-
-        Raises:
-            RequestError: a node wants weights of its own, to train with them (TrainLoraNode).
-        """
+        """A handle on the same MODEL. Refused where a node wants weights of its own, to train with them."""
         if force_deepcopy:
             raise refuse("train with them")
         return super().clone(*args, **kwargs)
@@ -79,23 +63,18 @@ class RemoteModelPatcher(PatcherOfTransformer):
 
     def state_dict_for_saving(self, clip_state_dict=None, vae_state_dict=None, clip_vision_state_dict=None):
         """Called by nodes that save the model."""
-        here = self.model.parallel_source.load_with(self.patches, self.patches_uuid)
+        here = self.model.parallel_source.load()
+        here.patches = {key: list(each) for key, each in self.patches.items()}
+        here.patches_uuid = self.patches_uuid
+        comfy.model_management.load_models_gpu([here], force_patch_weights=True)
         return here.state_dict_for_saving(clip_state_dict, vae_state_dict, clip_vision_state_dict)
 
     def patch_weight_to_device(self, key, device_to=None, inplace_update=False, return_weight=False, force_cast=False):
-        """Called by nodes that compute with single weights (LoraSave).
-
-        Raises:
-            RequestError: always.
-        """
+        """Called by nodes that compute with single weights (LoraSave), which are refused."""
         raise refuse("compute with them")
 
     def add_weight_wrapper(self, name, function) -> None:
-        """Called by nodes that train.
-
-        Raises:
-            RequestError: always.
-        """
+        """Called by nodes that train, which are refused."""
         raise refuse("change them while it runs")
 
     def add_hook_patches(self, hook, patches, strength_patch=1.0, strength_model=1.0) -> list[Any]:
@@ -120,23 +99,7 @@ class RemoteModelPatcher(PatcherOfTransformer):
             self.current_hooks = None
 
     def inject_model(self) -> None:
-        """Put modules of other nodes in place; not a bypass LoRA, which is the ranks' to compute."""
-        with self._without_bypass():
-            super().inject_model()
-
-    def eject_model(self) -> None:
-        """Take back what `inject_model` did."""
-        with self._without_bypass():
-            super().eject_model()
-
-    @contextmanager
-    def _without_bypass(self) -> Iterator[None]:
-        injections = self.injections
-        self.injections = {name: each for name, each in injections.items() if not is_bypass(each)}
-        try:
-            yield
-        finally:
-            self.injections = injections
+        """Puts nothing there: a bypass LoRA is the ranks' to compute, and `pre_run` refuses modules of other nodes."""
 
     def _ask(self) -> None:
         self.remote.patches = self.model.parallel_patches.read(self)

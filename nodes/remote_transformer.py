@@ -18,7 +18,7 @@ from .carried_patches import CarriedPatches
 from .run_notices import RunNotices, describe_loop
 from .start_setting import remember_devices
 from .transformer_call import TransformerCall
-from .travelling_call import travelling
+from .transportable import travelling
 
 if TYPE_CHECKING:
     from parallel_runtime.requests.answers import Loaded

@@ -1,4 +1,4 @@
-"""What is transportable to the pool, and the names of what is not. No ComfyUI needed: all arguments are its plain data.
+"""What of a call travels to the pool, and the names of what does not. No ComfyUI needed: all arguments are plain data.
 
 Two questions. `option_obstacles` and `weight_obstacles`: would the transformer's call lose something on the way to
 the pool? Then it is refused. `loop_obstacles`, `condition_obstacles` and `call_obstacles`: would a whole loop in the
@@ -8,17 +8,20 @@ pool differ from ComfyUI's own? Then it runs per step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from parallel_runtime.errors import RequestError
 from parallel_runtime.networks.comfyui.node_rules import AROUND_GUIDER
+from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.requests.trees import flatten
 from parallel_runtime.said import Said, said, together
 
 from .carried_guidance import PLACES, is_carried
-from .carried_patches import closure_of
+from .carried_patches import CarriedPatches, NotCarried, closure_of, foreign_functions
+from .model_nodes import REFUSED
 from .transformer_call import TransformerCall
 
 _HERE_ALONE = {
@@ -28,8 +31,8 @@ _HERE_ALONE = {
 """Options that ComfyUI's sampler reads and its networks do not, or that act before the network is called."""
 _REBUILT = {"patches", "patches_replace", "animate2_cache"}
 """Options that travel as the names of their functions and what those were made of (carried_patches.py)."""
-_WRITTEN = {"ar_state": said("the memory of an autoregressive sampler")}
-"""Options that a network writes into: what a rank wrote would not come back."""
+_WRITTEN = "ar_state"
+"""Option that a network writes into: what a rank wrote would not come back."""
 _ATTENTION = "optimized_attention_override"
 _OTHER_ATTENTION = said("another attention function (choose the kernel in Parallel Config)")
 _SENT = {"diffusion_model.params.default_ref_method", "diffusion_model.default_ref_method"}
@@ -57,7 +60,6 @@ _CONDITION_PARTS = {
     "timestep_end": said("a timestep range"),
 }
 
-
 AROUND_LOOP = {
     "wrappers": {"outer_sample", "prepare_sampling", "sampler_sample"},
     "callbacks": {
@@ -72,8 +74,9 @@ def option_obstacles(options: Mapping[str, Any]) -> list[Said]:
     """Name what of `transformer_options` no data can say, beside the functions for the inside of the network."""
     override = options.get(_ATTENTION)
     found = [_OTHER_ATTENTION] if _is_set(override) and not is_pytorchs(override) else []
-    found += [text for key, text in _WRITTEN.items() if _is_set(options.get(key))]
-    known = _REBUILT | _HERE_ALONE | _WRITTEN.keys() | {_ATTENTION}
+    if _is_set(options.get(_WRITTEN)):
+        found.append(said("the memory of an autoregressive sampler"))
+    known = _REBUILT | _HERE_ALONE | {_WRITTEN, _ATTENTION}
     return found + [
         said("the transformer option {key}", key=key)
         for key in sorted(options.keys() - known)
@@ -95,24 +98,21 @@ def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def weight_obstacles(
     weight_wrappers: Mapping[str, Any],
-    object_patches: Iterable[str],
-    injections: Iterable[str],
+    object_patches: Collection[str],
+    injections: Collection[str],
     wrappers: Mapping[str, Mapping[Any, Any]],
 ) -> list[Said]:
     """Name the changes on a MODEL that would have to reach the weights or modules in the pool, and do not.
 
     Args are the attributes of ComfyUI's ModelPatcher; weight patches, which do, are in weight_patches.py.
     """
-    found = []
-    if weight_wrappers:
-        found.append(said("wrapped weights"))
-    objects = list(object_patches)
+    found = [said("wrapped weights")] if weight_wrappers else []
     found += [
         said("a replaced {name}", name=name)
-        for name in objects
+        for name in object_patches
         if name.startswith("diffusion_model") and name not in _SENT
     ]
-    if "manual_cast_dtype" in objects:
+    if "manual_cast_dtype" in object_patches:
         found.append(said("another compute dtype (choose weight_dtype in Parallel Loader)"))
     found += [said("modules injected by {name}", name=name) for name in injections]
     if wrappers.get("apply_model", {}).get("torch.compile"):
@@ -200,9 +200,51 @@ def call_obstacles(
     return found
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """Look at a MODEL's `transformer_options` before it is sampled.
+
+    Raises:
+        RequestError: with what no rank takes, and the node that asks for it.
+    """
+    if found := [*map(_functions_of, foreign_functions(options)), *option_obstacles(options)]:
+        raise refusal(found)
+
+
+def travelling(call: TransformerCall, functions: CarriedPatches) -> Mapping[str, Any]:
+    """All of a call but x and timestep, as far as the network in the pool takes it.
+
+    Raises:
+        RequestError: with what it does not take.
+    """
+    found, options = option_obstacles(call.options), plain_options(call.options)
+    try:
+        # Of several latents in one (video and audio), the first is the picture.
+        options |= functions.carry(call.options, call.x if isinstance(call.x, torch.Tensor) else call.x[0])
+    except NotCarried as error:
+        found.insert(0, _functions_of(error.args[0]))
+    if found:
+        raise refusal(found)
+    control = {} if call.control is None else {"control": call.control}
+    return {**call.conditioning, **control, "transformer_options": Shared(options)}
+
+
+def refusal(found: Iterable[Said]) -> RequestError:
+    """The error of a MODEL that has what no rank could take."""
+    return RequestError(
+        said("The workers cannot carry {what}.", what=listed(found)),
+        "Remove the node that adds it, or load the model with Load Diffusion Model.",
+    )
+
+
 def listed(found: Iterable[Said]) -> Said:
     """Obstacles as one phrase, each once."""
     return together(dict.fromkeys(found), ", ")
+
+
+def _functions_of(maker: Said) -> Said:
+    if (why := REFUSED.get(maker)) is None:
+        return said("functions that {maker} sets inside of the model", maker=maker)
+    return said("functions that {node} sets inside of the model, as {why}", node=str(maker), why=Said(why))
 
 
 def _is_set(value: Any) -> bool:
