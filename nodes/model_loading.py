@@ -74,10 +74,7 @@ def file_stamp(find: Callable[[], Path]) -> str:
 
 
 def load_on_node(
-    path: Path,
-    hidden: Any,
-    weight_dtype: str = DEFAULT_DTYPE,
-    parallel_config: Mapping[str, Any] | None = None,
+    path: Path, hidden: Any, weight_dtype: str = DEFAULT_DTYPE, parallel_config: Mapping[str, Any] | None = None
 ) -> tuple[RemoteModelPatcher, Said]:
     """Load a file and make the MODEL; stops with the prompt.
 

@@ -84,12 +84,7 @@ def failing_shown() -> Iterator[None]:
         raise
 
 
-def where_known(**arguments: Any) -> dict[str, Any]:
-    """Those arguments that io.Schema has in this ComfyUI; 0.8 has fewer of them."""
+def make_schema(**arguments: Any) -> io.Schema:
+    """A node of ours, by those arguments that io.Schema has in this ComfyUI; 0.8 has fewer of them."""
     known = inspect.signature(io.Schema).parameters
-    return {name: value for name, value in arguments.items() if name in known}
-
-
-def found_by(*words: str) -> dict[str, Any]:
-    """Words that find a node in the menu, as an argument of io.Schema."""
-    return where_known(search_aliases=list(words))
+    return io.Schema(category="parallel", **{name: value for name, value in arguments.items() if name in known})

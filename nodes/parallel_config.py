@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from comfy_api.latest import io
 
 from parallel_runtime.config import (
     ALWAYS_COMPILE,
     ATTENTION_BACKENDS,
+    AXES,
     COMPILE_MODES,
     FASTER,
+    SHOWN_AXES,
     SHOWN_WEIGHTS,
     WEIGHTS,
     ParallelConfig,
 )
+from parallel_runtime.errors import ConfigurationError
+from parallel_runtime.said import Said, said, together
 
-from .config_meaning import preview
 from .menu_entry import MenuEntry, numbers
-from .node_text import found_by, show_text, where_known
+from .node_text import make_schema, show_text
 
 AUTO = "auto"
 ConfigSocket = io.Custom("PARALLEL_CONFIG")
@@ -27,8 +31,7 @@ ConfigSocket = io.Custom("PARALLEL_CONFIG")
 DEGREES = ("auto", "1", "2", "3", "4", "6", "8")
 CFG_DEGREES = ("auto", "1", "2")
 STAGES = ("auto", FASTER, *DEGREES[1:])
-PATCHES = ("auto", "1", "2", "3", "4", "6", "8", "12", "16")
-
+PATCHES = (*DEGREES, "12", "16")
 
 _COMPILED_BEFORE: dict[str, list[object]] = {"auto": [True, ALWAYS_COMPILE], "off": [False]}
 _COMPILE_ENTRIES = [MenuEntry(mode, _COMPILED_BEFORE.get(mode, [])) for mode in COMPILE_MODES]
@@ -60,15 +63,13 @@ class ParallelConfigNode(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Inputs, outputs and texts of the node."""
-        return io.Schema(
+        return make_schema(
             node_id="ParallelConfig",
             display_name="Parallel Config",
-            category="parallel",
             description="How a model is split over the GPUs. Leave everything on auto, or connect no config at all: "
             "the split is then chosen from the model, the picture and the devices.",
-            **found_by("multi gpu", "devices", "ulysses", "parallel"),
-            **where_known(has_intermediate_output=True),  # ComfyUI sends the text again where the node is cached
+            search_aliases=["multi gpu", "devices", "ulysses", "parallel"],
+            has_intermediate_output=True,  # ComfyUI sends the text again where the node is cached
             inputs=[
                 io.String.Input(
                     "devices",
@@ -84,9 +85,7 @@ class ParallelConfigNode(io.ComfyNode):
                     "Helps only where CFG is above 1.",
                 ),
                 _menu(
-                    "data",
-                    numbers(DEGREES),
-                    tooltip="Spreads the pictures of a batch over this many groups of GPUs.",
+                    "data", numbers(DEGREES), tooltip="Spreads the pictures of a batch over this many groups of GPUs."
                 ),
                 _menu(
                     "ulysses",
@@ -185,3 +184,36 @@ class ParallelConfigNode(io.ComfyNode):
             **split,
         )
         return io.NodeOutput(config.to_mapping(), ui=show_text(cls.hidden.unique_id, preview(config)))
+
+
+def preview(config: ParallelConfig) -> Said:
+    """Return which devices the configuration takes, and what it leaves open; what is wrong is told, and not raised.
+
+    What it does with a model is on Parallel Loader, and of a run on the sampler. They raise what is wrong, too.
+    """
+    # Imported here and not at the top: ComfyUI's start shall not pay for it.
+    from workers.client.pool_registry import devices_in_the_way
+    from workers.launch import count_devices, resolve_devices
+
+    try:
+        spec = resolve_devices(config, torch.cuda.device_count)
+    except ConfigurationError as error:
+        return error.said
+    devices = count_devices(spec.device_type, spec.world_size)
+    if spec.hosts > 1:
+        devices = said("{devices} of {hosts} hosts", devices=devices, hosts=spec.hosts)
+    elif spec.device_type == "cuda":
+        devices = said("{devices} ({numbers})", devices=devices, numbers=", ".join(map(str, spec.devices)))
+    given = {SHOWN_AXES.get(axis, axis): getattr(config, axis) for axis in AXES}
+    named = ", ".join(f"{axis} {degree}" for axis, degree in given.items() if degree is not None)
+    template = "{devices}. The split is chosen for the model and the picture; the loader shows it."
+    if named:
+        template = (
+            "{devices}: {named}. The rest of the split is chosen for the model and the picture; the loader shows it."
+        )
+    meaning = said(template, devices=devices, named=named)
+    if ends := devices_in_the_way(spec):
+        others = ", ".join(map(str, ends))
+        leave = said("What is loaded on {others} now leaves when a model is loaded on these devices.", others=others)
+        meaning = together((meaning, leave))
+    return meaning

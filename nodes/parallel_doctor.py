@@ -10,7 +10,7 @@ from comfy_api.latest import io
 from parallel_runtime.said import Said
 
 from .model_loading import wished_config
-from .node_text import found_by, show_text
+from .node_text import make_schema, show_text
 from .parallel_config import ConfigSocket
 
 log = logging.getLogger("parallel_dit")
@@ -22,14 +22,12 @@ class ParallelDoctor(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Inputs, outputs and texts of the node."""
-        return io.Schema(
+        return make_schema(
             node_id="ParallelDoctor",
             display_name="Parallel Doctor",
-            category="parallel",
             description="Checks versions, GPUs, memory and the links between GPUs, with real exchanges between them, "
             "and says what to mend. Takes about half a minute; nothing of it stays in GPU memory.",
-            **found_by("multi gpu", "diagnose", "check", "nccl", "bandwidth", "parallel"),
+            search_aliases=["multi gpu", "diagnose", "check", "nccl", "bandwidth", "parallel"],
             inputs=[
                 ConfigSocket.Input(
                     "parallel_config",

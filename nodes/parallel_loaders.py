@@ -14,7 +14,7 @@ from parallel_runtime.said import said
 
 from .model_files import list_gguf_files
 from .model_loading import file_stamp, load_on_node, model_inputs
-from .node_text import failing_shown, found_by, show_text, where_known
+from .node_text import failing_shown, make_schema, show_text
 
 _LOADER_WORDS = (
     "load diffusion", "multi gpu", "all gpus", "distributed", "parallel", "flux", "qwen", "wan", "z-image", "ltx",
@@ -52,21 +52,15 @@ class ParallelLoader(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Inputs, outputs and texts of the node."""
-        return io.Schema(
+        return make_schema(
             node_id="ParallelLoader",
             display_name="Parallel Loader",
-            category="parallel",
             description="Loads a diffusion transformer on several GPUs at once. Takes the place of Load Diffusion "
             "Model; the rest of the graph stays as it is.",
-            **found_by(*_LOADER_WORDS, "load diffusion model", "diffusion model", "unet", "unet loader", "gguf"),
-            **where_known(has_intermediate_output=True),  # ComfyUI sends the text again where the node is cached
+            search_aliases=[*_LOADER_WORDS, "load diffusion model", "diffusion model", "unet", "unet loader", "gguf"],
+            has_intermediate_output=True,  # ComfyUI sends the text again where the node is cached
             inputs=[
-                io.Combo.Input(
-                    "model_name",
-                    options=list_models(),
-                    tooltip="A file of models/diffusion_models.",
-                ),
+                io.Combo.Input("model_name", options=list_models(), tooltip="A file of models/diffusion_models."),
                 *model_inputs(),
             ],
             outputs=[io.Model.Output(tooltip="An ordinary MODEL, for KSampler, Parallel Sampler or any other.")],
@@ -95,16 +89,14 @@ class ParallelCheckpointLoader(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Inputs, outputs and texts of the node."""
-        return io.Schema(
+        return make_schema(
             node_id="ParallelCheckpointLoader",
             display_name="Parallel Checkpoint Loader",
-            category="parallel",
             description="Loads a checkpoint's diffusion model on several GPUs at once; its CLIP and VAE are loaded as "
             "Load Checkpoint does. Takes the place of Load Checkpoint and of Load Checkpoint Image Only; the rest of "
             "the graph stays as it is.",
-            **found_by(*_LOADER_WORDS, "load checkpoint", "image only", "ckpt", "unet"),
-            **where_known(has_intermediate_output=True),  # ComfyUI sends the text again where the node is cached
+            search_aliases=[*_LOADER_WORDS, "load checkpoint", "image only", "ckpt", "unet"],
+            has_intermediate_output=True,  # ComfyUI sends the text again where the node is cached
             inputs=[
                 io.Combo.Input(
                     "ckpt_name",

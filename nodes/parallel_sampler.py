@@ -8,7 +8,7 @@ from typing import Any
 import comfy.samplers
 from comfy_api.latest import io
 
-from .node_text import failing_shown, found_by
+from .node_text import failing_shown, make_schema
 
 _MAX_SEED = 0xFFFFFFFFFFFFFFFF
 
@@ -18,25 +18,16 @@ class ParallelSampler(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Inputs, outputs and texts of the node."""
-        return io.Schema(
+        return make_schema(
             node_id="ParallelSampler",
             display_name="Parallel Sampler",
-            category="parallel",
             description="KSampler, with the values that FLUX.1 is made for.",
-            **found_by("ksampler", "multi gpu", "parallel"),
+            search_aliases=["ksampler", "multi gpu", "parallel"],
             inputs=[
                 io.Model.Input(
                     "model", tooltip="A MODEL of Parallel Loader, whose loop runs on all GPUs, or any other."
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=_MAX_SEED,
-                    control_after_generate=True,
-                    optional=True,
-                ),
+                io.Int.Input("seed", default=0, min=0, max=_MAX_SEED, control_after_generate=True, optional=True),
                 io.Int.Input("steps", default=20, min=1, max=10000, optional=True),
                 io.Float.Input(
                     "cfg",
@@ -58,22 +49,12 @@ class ParallelSampler(io.ComfyNode):
                     "the others step by step.",
                 ),
                 io.Combo.Input(
-                    "scheduler",
-                    options=comfy.samplers.KSampler.SCHEDULERS,
-                    default="simple",
-                    optional=True,
+                    "scheduler", options=comfy.samplers.KSampler.SCHEDULERS, default="simple", optional=True
                 ),
                 io.Conditioning.Input("positive"),
                 io.Conditioning.Input("negative"),
                 io.Latent.Input("latent_image"),
-                io.Float.Input(
-                    "denoise",
-                    default=1.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    optional=True,
-                ),
+                io.Float.Input("denoise", default=1.0, min=0.0, max=1.0, step=0.01, optional=True),
             ],
             outputs=[io.Latent.Output(tooltip="The denoised latent.")],
         )

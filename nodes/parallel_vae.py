@@ -9,7 +9,7 @@ import torch
 from comfy_api.latest import io
 
 from .model_loading import wished_config
-from .node_text import failing_shown, found_by, notices_on_running_node, show_text
+from .node_text import failing_shown, make_schema, notices_on_running_node, show_text
 from .parallel_config import ConfigSocket
 
 
@@ -18,21 +18,15 @@ class ParallelVaeNode(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Inputs, outputs and texts of the node."""
-        return io.Schema(
+        return make_schema(
             node_id="ParallelVAE",
             display_name="Parallel VAE",
-            category="parallel",
             description="Encodes and decodes on several GPUs at once: VAE Decode and VAE Encode after this node stay "
             "as they are. Takes the VAE of Load VAE or of a checkpoint loader.",
-            **found_by("vae", "vae decode", "vae encode", "multi gpu", "parallel"),
+            search_aliases=["vae", "vae decode", "vae encode", "multi gpu", "parallel"],
             inputs=[
                 io.Vae.Input("vae", tooltip="A VAE of Load VAE, or of a checkpoint loader."),
-                ConfigSocket.Input(
-                    "parallel_config",
-                    optional=True,
-                    tooltip="Which GPUs. Without one, all of them.",
-                ),
+                ConfigSocket.Input("parallel_config", optional=True, tooltip="Which GPUs. Without one, all of them."),
             ],
             outputs=[io.Vae.Output(tooltip="An ordinary VAE, for VAE Decode, VAE Encode or any other.")],
             hidden=[io.Hidden.unique_id],
@@ -51,8 +45,7 @@ class ParallelVaeNode(io.ComfyNode):
         from workers.client.pool_registry import get_pool
         from workers.launch import resolve_devices
 
-        from .remote_vae import RemoteVae, describe
-        from .remote_vae_object import ParallelVae
+        from .remote_vae import ParallelVae, RemoteVae, describe
 
         config = wished_config(parallel_config)
         ranks = resolve_devices(config, torch.cuda.device_count).world_size

@@ -23,7 +23,6 @@ from parallel_runtime.errors import ParallelError
 
 if TYPE_CHECKING:
     from .remote_transformer import RemoteTransformer
-    from .remote_vae import RemoteVae
 
 log = logging.getLogger("parallel_dit")
 
@@ -36,9 +35,10 @@ _KEPT: list[PatcherOfTransformer] = []
 
 
 class PoolShare(nn.Module):
-    """What the pool holds on a GPU, to ComfyUI's memory management: no weights. Its console has this name."""
+    """What the pool holds of a transformer or a VAE on a GPU, to ComfyUI's memory management: no weights. Its console
+    has this name."""
 
-    def __init__(self, remote: RemoteTransformer | RemoteVae):
+    def __init__(self, remote: Any):
         super().__init__()
         self.parallel_remote = remote
 
@@ -102,7 +102,7 @@ def other_gpus(remote: RemoteTransformer, own: torch.device) -> list[torch.devic
     return [device for device in known() if device.index != current and remote.shares(device)]
 
 
-def give_back(remote: RemoteTransformer | RemoteVae, park: bool) -> None:
+def give_back(remote: Any, park: bool) -> None:
     """Free what the pool holds of a model or a VAE, or park it on the host, as ComfyUI wishes.
 
     Not only what is on the devices: runs leave memory behind, too, and parked weights lie on the host.

@@ -98,11 +98,7 @@ def read_nodes() -> dict[str, Node]:
     """Every node by its id, read from the source: no ComfyUI needed."""
     sources = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "nodes").glob("*.py"))]
     found = [node for source in sources for node in ast.walk(source)]
-    calls = [
-        call
-        for call in found
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "Schema"
-    ]
+    calls = [call for call in found if isinstance(call, ast.Call) and ast.unparse(call.func) == "make_schema"]
     functions = {node.name: node for node in found if isinstance(node, ast.FunctionDef)}
 
     def entries(listed: Any) -> Iterator[ast.Call]:

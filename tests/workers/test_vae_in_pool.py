@@ -179,7 +179,7 @@ def test_where_one_rank_fails_all_do_and_the_pool_goes_on(path, planted, faulty)
 
 def load_and_share(path: Path, pool: PoolClient):
     """ComfyUI's VAE, and ours of it."""
-    sd, remote_vae, utils = import_with_comfyui("comfy.sd", "nodes.remote_vae_object", "comfy.utils")
+    sd, remote_vae, utils = import_with_comfyui("comfy.sd", "nodes.remote_vae", "comfy.utils")
     vae = sd.VAE(sd=utils.load_torch_file(str(path)), device=torch.device("cpu"))
     vae.patcher.cached_patcher_init = sd.load_vae_patcher, (str(path), None, None)
     return vae, share(remote_vae, vae, pool)
@@ -212,7 +212,7 @@ def test_comfyui_has_memory_ready_where_it_knows_how_large_a_picture_is(client, 
 
 def test_another_gpu_that_a_node_selects_is_comfyuis_before_it_and_has_no_effect_behind(client, path, monkeypatch):
     management, node, remote_vae = import_with_comfyui(
-        "comfy.model_management", "comfy_extras.nodes_multigpu", "nodes.remote_vae_object"
+        "comfy.model_management", "comfy_extras.nodes_multigpu", "nodes.remote_vae"
     )
     latent = torch.randn(1, 16, 1, 7, 6, generator=torch.Generator().manual_seed(1))
     vae, ours = load_and_share(path, client)
