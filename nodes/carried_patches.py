@@ -44,7 +44,6 @@ class CarriedPatches:
         _RUNNING[self] = next(_NUMBERS)
 
     def end(self) -> None:
-        """The run is over."""
         _RUNNING.pop(self, None)
 
     @property
@@ -78,15 +77,11 @@ class CarriedPatches:
 
     def kept_number(self, value: Any) -> int:
         """Of an object that remembers, for the run."""
-        if id(value) not in self._kept:
-            self._kept[id(value)] = value, next(_NUMBERS)
-        return self._kept[id(value)][1]
+        return self._kept.setdefault(id(value), (value, next(_NUMBERS)))[1]
 
     def network_number(self, module: Any) -> int:
         """Of a network beside the model, for as long as it lives."""
-        if module not in _NETWORKS:
-            _NETWORKS[module] = next(_NUMBERS)
-        return _NETWORKS[module]
+        return _NETWORKS.setdefault(module, next(_NUMBERS))
 
 
 def foreign_functions(options: Mapping[str, Any]) -> list[Said]:
@@ -111,7 +106,7 @@ def _functions_in(options: Mapping[str, Any]) -> list[Any]:
 
 def _ranges(value: Any) -> Iterator[tuple[float, float]]:
     """Largest and least sigma of a function, and of those that it is made of."""
-    rule = rule_of(_code_of(value))
+    rule = rule_of(code_of(value))
     if rule is None:
         return
     found = _values_of(value)
@@ -138,7 +133,7 @@ class _Making:
         if id(value) in self._met:
             known = self._met[id(value)][1]
             return None if known is None else Patch(known.code, known.number, known.kept, known.since)
-        code = _code_of(value)
+        code = code_of(value)
         rule = rule_of(code)
         if rule is None:
             raise NotCarried(who_made(value))
@@ -161,7 +156,9 @@ class _Making:
                     self._met[id(value)] = value, None
                     return None
             values[name] = given if isinstance(given, Patch) else self._value(given)
-        self.together |= rule.together or any(_has_rows(each) for each in values.values())
+        # Of a tensor that may have a row for each of a batch, nobody knows which of them are whose.
+        tensors = [each for each in values.values() if isinstance(each, torch.Tensor)]
+        self.together |= rule.together or any(each.ndim > 1 and each.shape[0] > 1 for each in tensors)
         return Patch(code, number, kept, since, values)
 
     def _within(self, largest: float, least: float) -> bool:
@@ -183,21 +180,19 @@ def who_made(value: Any) -> Said:
     function = value if hasattr(value, "__qualname__") else type(value)
     owner = str(function.__qualname__).split(".")[0]
     before, _, folder = str(function.__module__).replace("/", ".").rpartition("custom_nodes.")
-    return (
-        said("{function} of {pack}", function=owner, pack=folder.split(".")[0])
-        if before
-        else said("{function}", function=owner)
-    )
+    if before:
+        return said("{function} of {pack}", function=owner, pack=folder.split(".")[0])
+    return said("{function}", function=owner)
 
 
-def _code_of(value: Any) -> str:
+def code_of(value: Any) -> str:
     """ "module:qualified name" of a function, or of an object's class."""
     return class_name(value if isinstance(value, types.FunctionType) else type(value))
 
 
 def _is_known(value: Any) -> bool:
     """Whether a rank can make it again."""
-    return value is not None and rule_of(_code_of(value)) is not None
+    return rule_of(code_of(value)) is not None
 
 
 def _values_of(value: Any) -> dict[str, Any]:
@@ -222,7 +217,6 @@ class _WithoutBlocks:
         return getattr(self._model, name)
 
     def control_block(self, *args: Any) -> float:
-        """Adds nothing."""
         return 0.0
 
 
@@ -234,8 +228,3 @@ def _encode(patch: Any, x: torch.Tensor) -> None:
     tokens = x.new_zeros(1, 1, 1)
     trial({"x": x, "img": tokens, "img_input": tokens, "txt": tokens, "block_index": _BEYOND})
     patch.encoded_image, patch.encoded_image_size = trial.encoded_image, trial.encoded_image_size
-
-
-def _has_rows(value: Any) -> bool:
-    """A tensor that may have a row for each of a batch: nobody knows which of them are whose."""
-    return isinstance(value, torch.Tensor) and value.ndim > 1 and value.shape[0] > 1

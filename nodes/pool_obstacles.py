@@ -17,10 +17,11 @@ from parallel_runtime.sampling.samplers import SAMPLERS
 
 from .asked_loop import AskedLoop, KnownSampler, read_sampling, sampling_obstacles
 from .carried_guidance import guider_obstacle
-from .carried_patches import act_always, closure_of
+from .carried_patches import act_always, closure_of, code_of
 from .transportable import condition_obstacles, loop_obstacles
 
-_OF_SEVERAL = "CFGGuider.sample.<locals>.callback"
+_OF_NODES = "latent_preview:prepare_callback.<locals>.callback"
+_OF_SEVERAL = "comfy.samplers:CFGGuider.sample.<locals>.callback"
 """ComfyUI's own, around another one: of several latents in one it takes them apart."""
 _RULES = ("sampling_function", "calc_cond_batch", "cfg_function", "KSamplerX0Inpaint")
 """What an evaluation goes through, which other packs may have replaced."""
@@ -33,20 +34,14 @@ def known_sampler(sampler: Any) -> KnownSampler | None:
     random = bool(sampler.inpaint_options.get("random", False))
     for name in comfy.samplers.SAMPLER_NAMES:
         plain = comfy.samplers.sampler_object(name)
-        if (
-            _same(plain.sampler_function, sampler.sampler_function)
-            and bool(plain.inpaint_options.get("random", False)) == random
-        ):
+        same_noise = bool(plain.inpaint_options.get("random", False)) == random
+        if same_noise and _same(plain.sampler_function, sampler.sampler_function):
             return KnownSampler(name, dict(sampler.extra_options), random)
     return None
 
 
 def guider_obstacles(guider: Any) -> list[Said]:
-    """Name where an evaluation by a guider is none that ranks make.
-
-    Args:
-        guider: that samples, with the model of Parallel Loader.
-    """
+    """Name where an evaluation by the guider that samples is none that ranks make."""
     if (found := guider_obstacle(class_name(type(guider)))) is not None:
         return [found]
     if vars(guider).keys() & vars(comfy.samplers.CFGGuider).keys():
@@ -83,8 +78,7 @@ def find_obstacles(loop: AskedLoop, steps: int) -> list[Said]:
 
 def host_obstacles(known: KnownSampler, sampling: Any) -> list[Said]:
     """Name what of a loop by ComfyUI's own code is no data."""
-    options = known.options
-    found = []
+    options, found = known.options, []
     # Samplers take what they churn up from the process's own random numbers.
     if options.get("s_churn") or not all(isinstance(value, Scalar) for value in options.values()):
         found.append(said("the sampler {name}", name=known.title))
@@ -115,8 +109,7 @@ def _kept_clean(loop: AskedLoop) -> bool:
 
 
 def same_noise(device: torch.device, config: ParallelConfig) -> bool:
-    """Whether ComfyUI's samplers draw the same noise in a pool as on `device`: where both are CPUs, or the first rank's
-    GPU is of the same kind."""
+    """Whether ComfyUI's samplers draw the same noise in a pool as on `device`: both are CPUs, or GPUs of one kind."""
     from workers.launch import resolve_devices
 
     ranks = resolve_devices(config, torch.cuda.device_count)
@@ -127,9 +120,6 @@ def same_noise(device: torch.device, config: ParallelConfig) -> bool:
 
 def is_comfyuis(callback: Any) -> bool:
     """Whether a callback is none, or that of ComfyUI's nodes, which reads the denoised latent alone."""
-    if getattr(callback, "__qualname__", "") == _OF_SEVERAL and callback.__module__ == "comfy.samplers":
+    if code_of(callback) == _OF_SEVERAL:
         return is_comfyuis(closure_of(callback).get("packed_callback"))
-    return callback is None or (
-        getattr(callback, "__module__", "") == "latent_preview"
-        and getattr(callback, "__qualname__", "") == "prepare_callback.<locals>.callback"
-    )
+    return callback is None or code_of(callback) == _OF_NODES
