@@ -11,6 +11,7 @@ import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import comfy.model_management
@@ -45,8 +46,7 @@ _UNANSWERED = ("preprocess_prefix",)
 
 
 def choose_types(file: HostFile, weight_dtype: str) -> tuple[torch.dtype, torch.dtype | None]:
-    """Type of plain weights, as named or as Load Diffusion Model would take it for this file, and that which ComfyUI
-    computes in where that is another one.
+    """Type of plain weights, named or Load Diffusion Model's choice, and that which ComfyUI computes in, if another.
 
     Raises:
         RequestError: ComfyUI was started with a type that the pool does not have.
@@ -58,8 +58,7 @@ def choose_types(file: HostFile, weight_dtype: str) -> tuple[torch.dtype, torch.
     )
     quantised = file.stored is None
     cast = comfy.model_management.unet_manual_cast(None if quantised else weights, device, supported)
-    compute = cast or weights
-    if compute not in DTYPES.values():
+    if (compute := cast or weights) not in DTYPES.values():
         raise RequestError(
             said("ComfyUI would compute this model in {compute}, which the workers do not have.", compute=compute),
             "Set weight_dtype to bf16, fp16 or fp32.",
@@ -96,33 +95,24 @@ def build_model(
     )
 
 
-def _invoking(transformer: torch.nn.Module, method: str, remote: RemoteTransformer) -> Callable[..., torch.Tensor]:
-    """A method that needs the weights, which are in the pool."""
-    signature = inspect.signature(getattr(transformer, method))
-
-    def invoke(*args: Any, **kwargs: Any) -> torch.Tensor:
-        arguments = signature.bind(*args, **kwargs).arguments
-        first = next(value for value in arguments.values() if isinstance(value, torch.Tensor))
-        with stopping_with_prompt() as interrupted:
-            return remote.invoke(method, arguments, interrupted).to(first)
-
-    return invoke
+def _invoke(
+    remote: RemoteTransformer, method: str, signature: inspect.Signature, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    """In place of a method that needs the weights: the pool runs it."""
+    arguments = signature.bind(*args, **kwargs).arguments
+    first = next(value for value in arguments.values() if isinstance(value, torch.Tensor))
+    with stopping_with_prompt() as interrupted:
+        return remote.invoke(method, arguments, interrupted).to(first)
 
 
-def _refusing(transformer: torch.nn.Module, method: str) -> Callable[..., None]:
-    """A method that needs the weights and has no place in the pool."""
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise UnsupportedModelError(
-            said(
-                "Before a run ComfyUI asks {name} for {method}, which the workers cannot compute.",
-                name=type(transformer).__name__,
-                method=method,
-            ),
-            "Load this model with Load Diffusion Model.",
-        )
-
-    return refuse
+def _refuse(name: str, method: str, *_: Any, **__: Any) -> None:
+    """In place of a method that needs the weights and that the pool does not run."""
+    raise UnsupportedModelError(
+        said(
+            "Before a run ComfyUI asks {name} for {method}, which the workers cannot compute.", name=name, method=method
+        ),
+        "Load this model with Load Diffusion Model.",
+    )
 
 
 def reference_method(transformer: Any) -> str | None:
@@ -168,10 +158,11 @@ def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouc
     setattr(transformer, name, forward)
     for method in INVOKABLE:
         if hasattr(transformer, method):
-            setattr(transformer, method, _invoking(transformer, method, remote))
+            taken = inspect.signature(getattr(transformer, method))
+            setattr(transformer, method, partial(_invoke, remote, method, taken))
     for method in _UNANSWERED:
         if hasattr(transformer, method):
-            setattr(transformer, method, _refusing(transformer, method))
+            setattr(transformer, method, partial(_refuse, type(transformer).__name__, method))
     # A wrapper around the call may have replaced this very method, which would then not get to look.
     transformer.register_forward_pre_hook(lambda *_: untouched.check_quickly())
     untouched = Untouched(transformer)
