@@ -13,9 +13,7 @@ import torch
 
 from parallel_runtime.networks.comfyui.module_tree import class_name
 from parallel_runtime.networks.comfyui.node_rules import AROUND_GUIDER, CFG, GUIDER_RULES, GuiderRule
-from parallel_runtime.networks.tables.blocks import Network
-from parallel_runtime.networks.tables.comfyui import find_network
-from parallel_runtime.requests.comfyui_code import Scalar
+from parallel_runtime.requests.comfyui_code import Guidance, Scalar
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.own_timesteps import OwnTimestep, are_plain, find_own_timesteps
 from parallel_runtime.sampling.samplers import SAMPLERS
@@ -24,8 +22,6 @@ from .carried_guidance import PLACES, read_guidance
 from .transformer_call import TransformerCall, split_timesteps
 
 if TYPE_CHECKING:
-    from parallel_runtime.requests.comfyui_code import Guidance
-
     from .remote_transformer import RemoteTransformer
 
 _PREDICTIONS = {
@@ -39,11 +35,7 @@ _RULES = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noi
 
 
 def prediction_name(sampling: Any) -> str:
-    """Return the pool's name for what a model's output means; empty where the pool does not know it.
-
-    Args:
-        sampling: ComfyUI's model sampling; a subclass that changes one of the rules is not known.
-    """
+    """The pool's word for what a model's output means; "" where its model sampling has rules that no rank knows."""
     own = type(sampling)
     for name, plain in _PREDICTIONS.items():
         if issubclass(own, plain) and all(getattr(own, rule) is getattr(plain, rule) for rule in _RULES):
@@ -54,10 +46,8 @@ def prediction_name(sampling: Any) -> str:
 def sampling_obstacles(sampling: Any) -> list[Said]:
     """Name where ComfyUI's model sampling differs from what the pool's own samplers know."""
     found = [] if prediction_name(sampling) else [said("the model sampling {name}", name=type(sampling).__name__)]
-    for setting, text in {"noise_scale": said("a noise scale"), "sigma_data": said("a scale of the data")}.items():
-        if getattr(sampling, setting, 1.0) != 1.0:
-            found.append(text)
-    return found
+    scales = {"noise_scale": said("a noise scale"), "sigma_data": said("a scale of the data")}
+    return found + [text for setting, text in scales.items() if getattr(sampling, setting, 1.0) != 1.0]
 
 
 def read_sampling(sampling: Any) -> tuple[tuple[str, ...], dict[str, Scalar], dict[str, torch.Tensor]] | None:
@@ -79,13 +69,8 @@ def read_sampling(sampling: Any) -> tuple[tuple[str, ...], dict[str, Scalar], di
 
 @dataclass(frozen=True)
 class KnownSampler:
-    """A sampler of ComfyUI's list.
-
-    Args:
-        name: there.
-        options: arguments of its function.
-        random_inpaint: noise of its own goes under a mask.
-    """
+    """A sampler of ComfyUI's list, with the arguments of its function; by `random_inpaint`, noise of its own goes under
+    a mask."""
 
     name: str
     options: Mapping[str, Any]
@@ -93,19 +78,12 @@ class KnownSampler:
 
     @property
     def title(self) -> Said:
-        """In words."""
         return said("{name} with options", name=self.name) if self.options else Said(self.name)
 
 
 @dataclass(frozen=True)
 class AskedLoop:
-    """The sampler, and the other arguments of KSAMPLER.sample.
-
-    Args:
-        remote: the transformer of the guider's model.
-        known: the sampler.
-        guider: one of those that ranks know.
-    """
+    """The transformer of the guider's model, the sampler, a guider that ranks know, and what KSAMPLER.sample gets."""
 
     remote: RemoteTransformer
     known: KnownSampler
@@ -118,23 +96,18 @@ class AskedLoop:
 
     @property
     def model(self) -> Any:
-        """ComfyUI's BaseModel."""
         return self.guider.inner_model
 
     @property
     def sampling(self) -> Any:
-        """ComfyUI's model sampling."""
         return self.model.model_sampling
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """ComfyUI's `model_options`."""
-        options: Mapping[str, Any] = self.extra_args["model_options"]
-        return options
+        return self.extra_args["model_options"]
 
     @property
     def rule(self) -> GuiderRule:
-        """What is known of the guider."""
         return GUIDER_RULES[class_name(type(self.guider))]
 
     @property
@@ -157,14 +130,7 @@ class AskedLoop:
     def by_comfyui(self) -> bool:
         """Whether ComfyUI's own code for the sampler is to run in the ranks, rather than ours."""
         known = self.known
-        if known.name not in SAMPLERS or known.options or self.guided:
-            return True
-        return bool(sampling_obstacles(self.sampling))
-
-    @property
-    def network(self) -> Network | None:
-        """What is known of the network."""
-        return find_network(type(self.model.diffusion_model))
+        return bool(known.name not in SAMPLERS or known.options or self.guided or sampling_obstacles(self.sampling))
 
     @property
     def masks_noised(self) -> bool:
@@ -187,11 +153,7 @@ class AskedLoop:
     def own_timesteps(
         self, calls: list[TransformerCall], x: torch.Tensor, sigma: torch.Tensor
     ) -> Mapping[int, Mapping[str, OwnTimestep]] | None:
-        """The timesteps that the model makes of a step's; None where they are no shares of it.
-
-        Args:
-            calls: of an evaluation at this sigma.
-        """
+        """The timesteps that the model makes of a step's, by the calls at this sigma; None where they are no shares."""
         rows, told = x.shape[0], self.sampling.timestep
         timestep, found = told(sigma).float().expand(rows), split_timesteps(calls)
         if are_plain(found, timestep):

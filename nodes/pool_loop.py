@@ -13,6 +13,7 @@ from tqdm.auto import trange
 from parallel_runtime.networks.comfyui.node_rules import CFG
 from parallel_runtime.networks.comfyui.seam import IN_LOOP
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
+from parallel_runtime.networks.tables.comfyui import find_network
 from parallel_runtime.requests.comfyui_code import HostLoop, sampling_name
 from parallel_runtime.requests.requests import Sample, concat_name, share_name
 from parallel_runtime.said import Said, said
@@ -123,7 +124,8 @@ def _request(
     known, sampling = asked.known, asked.sampling
     host, beside = _host_loop(asked) if asked.by_comfyui else (None, {})
     # The network does more around a call than ComfyUI's process has done.
-    in_loop = {IN_LOOP: True} if asked.network is not None and asked.network.rescales else {}
+    network = find_network(type(asked.model.diffusion_model))
+    in_loop = {IN_LOOP: True} if network is not None and network.rescales else {}
     branches = tuple(Branch(conditioning | in_loop, index) for index, conditioning in split_branches(calls))
     concat = {concat_name(index): each for index, each in split_extra_channels(calls, x.shape[1]).items()}
     own = [(index, name, each) for index, named in own_timesteps.items() for name, each in named.items()]

@@ -15,7 +15,7 @@ from parallel_runtime.patching.patch_data import UNPATCHED
 from parallel_runtime.said import together
 
 from .carried_patches import CarriedPatches
-from .run_notices import RunNotices, describe_loop
+from .run_notices import RunNotices
 from .start_setting import remember_devices
 from .transformer_call import TransformerCall
 from .transportable import travelling
@@ -91,14 +91,7 @@ class RemoteTransformer:
         return may_compute_on(self.model.config, device)
 
     def load(self, should_cancel: Callable[[], bool], make_room: Callable[[int], None] | None = None) -> Loaded:
-        """Make the model resident; quick when it is.
-
-        Args:
-            make_room: see PoolClient.load.
-
-        Raises:
-            ParallelError: see PoolClient.load.
-        """
+        """Make the model resident; quick when it is. See PoolClient.load."""
         pool, watching = self._use_pool(should_cancel, "load")
         loaded = pool.load(self.model, watching, make_room)
         self.size_bytes = loaded.bytes_per_rank
@@ -135,11 +128,7 @@ class RemoteTransformer:
         on_progress: Callable[[int, int, torch.Tensor | None], None],
         should_cancel: Callable[[], bool],
     ) -> torch.Tensor:
-        """Run a whole loop in the pool; returns the latent on x's device.
-
-        Raises:
-            As `forward`.
-        """
+        """Run a whole loop in the pool; returns the latent on x's device. Raises as `forward`."""
 
         def on_step(step: int, total: int, denoised: torch.Tensor | None) -> None:
             self.notices.computed()
@@ -151,15 +140,10 @@ class RemoteTransformer:
         return output.to(request.x)
 
     def finish_run(self, whole: bool = True) -> None:
-        """A sampling run is over: its node shows the plan that ran.
-
-        Args:
-            whole: it came to its end, and no error or cancel ended it.
-        """
+        """A sampling run is over, as a whole or by an error or cancel: its node shows the plan that ran."""
         self.functions.end()
         if summary := self.notices.finish(whole):
-            how = describe_loop(self.notices.obstacles, self.stages)
-            self.notices.waits.tell(together((summary, how)))
+            self.notices.waits.tell(together((summary, self.notices.why_by_steps(self.stages))))
 
     def _note(self, pool: PoolClient, x: torch.Tensor, steps: int, how: Hashable) -> None:
         if pool.ran is not None:
@@ -170,10 +154,7 @@ class RemoteTransformer:
             self.notices.ran(pool.ran, pool.details, x.shape, steps, how)
 
     def release(self, park: bool, should_cancel: Callable[[], bool]) -> int:
-        """Free the weights in the pool, where no other uses them; returns the bytes freed per rank.
-
-        Args:
-            park: see PoolClient.release.
+        """Free the weights in the pool, or park them, where no other uses them; returns the bytes freed per rank.
 
         Raises:
             PoolError: the pool died meanwhile, and its memory with it.

@@ -20,26 +20,12 @@ STOPPED = Said("Stopped before the end.")
 _BY_ITSELF = Said("a node that samples by itself")
 
 
-def describe_loop(obstacles: Sequence[Said], stages: int = 1) -> Said:
-    """Why a loop went step by step, a sentence or two.
-
-    Args:
-        obstacles: what kept it from the pool; "" where nothing did.
-        stages: that the weights are split into.
-    """
-    if not obstacles:
-        return NOTHING
-    what = listed(obstacles)
-    text = said("Sampled step by step, because the loop on these devices does not know {what}.", what=what)
-    return text if stages == 1 else together((text, IN_TURN))
-
-
 def describe_run(run: RunRecord) -> Said:
     """What a step took and how that compares, which a badge has room for; the latent, and the plan that ran."""
     from parallel_runtime.planning.explanation import show_seconds
 
     seconds, alone = run.step_seconds, run.one_gpu_seconds
-    sentences: list[str] = []
+    sentences: list[Said] = []
     if seconds is not None:
         sentences.append(said("{seconds} per step.", seconds=show_seconds(seconds)))
     if run.speedup is not None and alone is not None:
@@ -61,9 +47,6 @@ class RunNotices:
         history: keeps what ran.
     """
 
-    obstacles: tuple[Said, ...]
-    """Why this run's loop goes step by step; empty where the pool runs it."""
-
     def __init__(
         self,
         show: Callable[[Said], None],
@@ -81,7 +64,8 @@ class RunNotices:
         self._epoch = time.time() - time.monotonic()
         self.waits = WaitNotices(show, move_bar, self._note, clock, model)
         self.begin()
-        self.obstacles = ()
+        self.obstacles: tuple[Said, ...] = ()
+        """Why this run's loop goes step by step; empty where the pool runs it."""
 
     def begin(self) -> None:
         """A sampling run begins."""
@@ -93,13 +77,20 @@ class RunNotices:
         """A sampler is at work, in the pool or step by step."""
         self.obstacles = tuple(dict.fromkeys(obstacles))
 
+    def why_by_steps(self, stages: int) -> Said:
+        """Why the loop went step by step, a sentence or two for weights in so many stages; "" where the pool ran it."""
+        if not self.obstacles:
+            return NOTHING
+        what = listed(self.obstacles)
+        text = said("Sampled step by step, because the loop on these devices does not know {what}.", what=what)
+        return text if stages == 1 else together((text, IN_TURN))
+
     def ran(
         self, ran: Finished, details: PlanDetails | None, latent: Sequence[int], steps: int, how: Hashable = None
     ) -> None:
-        """A call or a loop has run.
+        """A call or a loop has run by a plan of these details.
 
         Args:
-            details: of its plan.
             latent: shape of x.
             steps: of the whole run; 0 where that is not known.
             how: what else a run's time depends on, but for its plan.

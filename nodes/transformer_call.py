@@ -46,13 +46,8 @@ class TransformerCall:
 def read_call(
     signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Container[str] = ()
 ) -> TransformerCall:
-    """Name the arguments of a call by the signature of the family's own `_forward` (without self).
-
-    Families differ in names and order, but x and the timestep come first in all of them.
-
-    Args:
-        shared: names of arguments that are one for all rows of the batch, whatever their shape.
-    """
+    """Name the arguments of a call by the signature of the family's own `_forward` (without self): x and the timestep
+    come first in all of them. `shared` are one for all rows of the batch, whatever their shape."""
     bound = signature.bind(*args, **kwargs)
     arguments: dict[str, Any] = {}
     for name, value in bound.arguments.items():
