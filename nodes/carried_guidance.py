@@ -25,8 +25,6 @@ PLACES = (
     "denoise_mask_function",
 )  # fmt: skip
 """Entries of `model_options` that hold such functions, one or several."""
-
-
 _OF_TWO_MODELS = "comfy_extras.nodes_custom_sampler:Guider_DualModel"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from comfy_api.latest import io, ui
@@ -39,7 +39,10 @@ def _put(text: str, node_id: str) -> None:
     """Where the canvas shows a text it lets the node grow, so it hears of nodes of ours alone: they have the room. For
     others our own files on the canvas find a place."""
     spoken, server = in_canvas_language(text), PromptServer.instance
-    if str((find_running_node(node_id) or {}).get("class_type", "")).startswith("Parallel"):
+    kind = ""
+    with contextlib.suppress(NodeNotFoundError):  # of the prompt that runs
+        kind = str(get_progress_state().dynprompt.get_node(node_id).get("class_type", ""))
+    if kind.startswith("Parallel"):
         server.send_progress_text(spoken, node_id)
     else:
         server.send_sync(EVENT, {"node": node_id, "text": spoken})
@@ -49,14 +52,6 @@ def running_node() -> tuple[str, str]:
     """Prompt and node that are running; "" where none is."""
     running = get_executing_context()
     return (running.prompt_id, running.node_id) if running is not None else ("", "")
-
-
-def find_running_node(name: str) -> Mapping[str, Any] | None:
-    """A node of the prompt that runs, in ComfyUI's API form; None where it has none of that number."""
-    try:
-        return get_progress_state().dynprompt.get_node(name)
-    except NodeNotFoundError:
-        return None
 
 
 def notices_on_running_node(model: str) -> RunNotices:

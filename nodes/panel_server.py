@@ -72,7 +72,9 @@ def _action(name: str) -> Callable[[web.Request], Awaitable[web.Response]]:
         return None
 
     async def act(request: web.Request) -> web.Response:
-        wishes = await _wishes(request)
+        wishes = await _read(request)
+        if not all(isinstance(value, str | bool) for value in wishes.values()):
+            raise web.HTTPBadRequest(text=_WANTED)
         at_once = wishes.pop("at_once", False) is True
         acting = asyncio.ensure_future(asyncio.to_thread(run, wishes))
         # What goes on after that is seen in the status.
@@ -83,14 +85,6 @@ def _action(name: str) -> Callable[[web.Request], Awaitable[web.Response]]:
         return web.json_response(await asyncio.to_thread(read_status))
 
     return act
-
-
-async def _wishes(request: web.Request) -> dict[str, Any]:
-    """As `_read`, of texts and switches alone."""
-    wishes = await _read(request)
-    if not all(isinstance(value, str | bool) for value in wishes.values()):
-        raise web.HTTPBadRequest(text=_WANTED)
-    return wishes
 
 
 async def _read(request: web.Request) -> dict[str, Any]:

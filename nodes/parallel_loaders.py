@@ -23,12 +23,6 @@ _LOADER_WORDS = (
 """By which artists look for what loads a model: what it is, how many GPUs it takes, whose model it is."""
 
 
-def list_models() -> list[str]:
-    """Names for the menu: files of ComfyUI's diffusion_models folders, then GGUF files there."""
-    files = folder_paths.get_filename_list("diffusion_models")
-    return [*files, *list_gguf_files(folder_paths.get_folder_paths("diffusion_models"))]
-
-
 def find_model(name: str, folder: str = "diffusion_models") -> Path:
     """Path of a menu entry.
 
@@ -52,6 +46,8 @@ class ParallelLoader(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
+        files = folder_paths.get_filename_list("diffusion_models")
+        gguf = list_gguf_files(folder_paths.get_folder_paths("diffusion_models"))
         return make_schema(
             node_id="ParallelLoader",
             display_name="Parallel Loader",
@@ -60,7 +56,7 @@ class ParallelLoader(io.ComfyNode):
             search_aliases=[*_LOADER_WORDS, "load diffusion model", "diffusion model", "unet", "unet loader", "gguf"],
             has_intermediate_output=True,  # ComfyUI sends the text again where the node is cached
             inputs=[
-                io.Combo.Input("model_name", options=list_models(), tooltip="A file of models/diffusion_models."),
+                io.Combo.Input("model_name", options=[*files, *gguf], tooltip="A file of models/diffusion_models."),
                 *model_inputs(),
             ],
             outputs=[io.Model.Output(tooltip="An ordinary MODEL, for KSampler, Parallel Sampler or any other.")],

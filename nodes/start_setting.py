@@ -36,13 +36,8 @@ log = logging.getLogger("parallel_dit")
 
 
 def wished_devices(last: str | None) -> str | None:
-    """Devices to start a pool on: the environment variable's, else the canvas setting's, else the last session's.
-
-    The settings file is the user's and may hold anything; what is no text is ignored.
-
-    Returns:
-        None where the first prompt starts it.
-    """
+    """Devices to start a pool on: the environment variable's, else the canvas setting's, if it is a text, else the last
+    session's; None where the first prompt starts it."""
     if (environment := os.environ.get(VARIABLE)) is not None:
         return environment or None
     setting = read_settings().get(START_DEVICES)
@@ -75,12 +70,8 @@ def remember_devices(spec: PoolSpec) -> None:
 
 
 def last_devices() -> str | None:
-    """Where a pool starts together with ComfyUI.
-
-    Returns:
-        Devices as Parallel Config has them: the last session's, or "auto" in the first one after the pack was
-        installed. None where the last session did not use its pool, or the file holds something else.
-    """
+    """The last session's, as Parallel Config has them, or "auto" in the first one after the pack was installed; None
+    where that session did not use its pool, or the file holds something else."""
     try:
         file = _file()
         text = file.read_text(encoding="ascii") if file.exists() else FIRST
@@ -129,8 +120,7 @@ def _visible_gpus() -> int:
 
 
 def start_pool(get_pool: Callable[[ParallelConfig], PoolClient], devices: str) -> None:
-    """Start a pool on `devices`, by the processes that began early, and wait for it; what fails is logged, the first
-    prompt will tell it again."""
+    """Start a pool, by the processes that began early, and wait for it; the first prompt tells what fails again."""
     from workers.client.supervisor_process import take_early
 
     try:

@@ -20,11 +20,7 @@ _NAMED = 3
 
 
 class Untouched:
-    """A transformer as it was built.
-
-    Args:
-        transformer: with all that its builder does to it; a change is what comes later.
-    """
+    """A transformer with all that its builder does to it; a change is what comes later."""
 
     def __init__(self, transformer: nn.Module):
         named = transformer.named_modules(prefix="diffusion_model")
@@ -33,7 +29,7 @@ class Untouched:
         self._methods = _callables_of(self._class)
         # How many there are is what a call can afford to look at: some ten nanoseconds each.
         self._attributes = [vars(each.module) for each in self._modules.values()]
-        hooks = [hooks for each in self._modules.values() for hooks in each.hooks_now()]
+        hooks = [hooks for each in self._modules.values() for hooks in _hooks_of(each.module)]
         self._hooked, self._unhooked = [each for each in hooks if each], [each for each in hooks if not each]
         self._counted = self._count()
 
@@ -43,8 +39,7 @@ class Untouched:
         Raises:
             RequestError: with what was changed.
         """
-        found = list(self._changes())
-        if found:
+        if found := list(self._changes()):
             more = said(" and {count} more", count=len(found) - _NAMED) if len(found) > _NAMED else ""
             raise RequestError(
                 said(
@@ -68,7 +63,7 @@ class Untouched:
 
     def expect(self, path: str, name: str, tensor: torch.Tensor) -> None:
         """Take this tensor of a module for its own from now on."""
-        self._modules[path].expect(name, tensor)
+        self._modules[path].tensors[name] = tensor, _state(tensor)
 
     def _count(self) -> tuple[Any, ...]:
         return (
@@ -91,33 +86,21 @@ class _Module:
 
     def __init__(self, path: str, module: nn.Module):
         self.path, self.module = path, module
-        self._parts = self._parts_now()
-        self._hooks = [set(hooks) for hooks in self.hooks_now()]
-        self._tensors = {name: (tensor, _state(tensor)) for name, tensor in _tensors_of(module).items()}
-
-    def expect(self, name: str, tensor: torch.Tensor) -> None:
-        """Take this tensor for its own."""
-        self._tensors[name] = (tensor, _state(tensor))
-
-    def hooks_now(self) -> list[dict[int, Any]]:
-        """Its hooks before and after the forward."""
-        return [self.module._forward_pre_hooks, self.module._forward_hooks]
-
-    def _parts_now(self) -> dict[str, Any]:
-        """Submodules, and methods that were put over those of its class."""
-        return {**_callables_of(self.module), **dict(self.module.named_children())}
+        self._parts = _parts_of(module)
+        self._hooks = [set(hooks) for hooks in _hooks_of(module)]
+        self.tensors = {name: (tensor, _state(tensor)) for name, tensor in _tensors_of(module).items()}
 
     def changes(self) -> Iterator[str]:
         """What is not as it was, in words."""
-        parts = self._parts_now()
+        parts = _parts_of(self.module)
         for name in sorted(self._parts.keys() | parts.keys()):
             if self._parts.get(name) is not parts.get(name):
                 yield f"a replaced {self.path}.{name}"
-        if any(set(now) - before for before, now in zip(self._hooks, self.hooks_now(), strict=True)):
+        if any(set(now) - before for before, now in zip(self._hooks, _hooks_of(self.module), strict=True)):
             yield f"a hook on {self.path}"
         now = _tensors_of(self.module)
-        for name in sorted(self._tensors.keys() | now.keys()):
-            tensor, state = self._tensors.get(name, (None, None))
+        for name in sorted(self.tensors.keys() | now.keys()):
+            tensor, state = self.tensors.get(name, (None, None))
             if now.get(name) is not tensor or (tensor is not None and _state(tensor) != state):
                 yield f"other numbers in {self.path}.{name}"
 
@@ -125,6 +108,15 @@ class _Module:
 def _callables_of(owner: nn.Module | type) -> dict[str, Any]:
     """Functions that a class defines itself, or that were put into this one object."""
     return {name: value for name, value in vars(owner).items() if callable(value)}
+
+
+def _parts_of(module: nn.Module) -> dict[str, Any]:
+    """Submodules, and methods that were put over those of its class."""
+    return {**_callables_of(module), **dict(module.named_children())}
+
+
+def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
+    return [module._forward_pre_hooks, module._forward_hooks]
 
 
 def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -95,9 +95,8 @@ class PatchedShapes:
 
     def take(self, model: torch.nn.Module, patches: Mapping[str, Sequence[Any]]) -> None:
         """Have the model in the shapes that these patches give, and in the network's own otherwise."""
-        for key, original in self._originals.items():
-            self._put(model, key, original)
-        self._originals.clear()
+        while self._originals:
+            self._put(model, *self._originals.popitem())
         shape_of = getattr(comfy.lora, "calculate_shape", None)  # an older ComfyUI does not know it
         if shape_of is None:
             return

@@ -90,21 +90,17 @@ def _chosen(wishes: dict[str, Any]) -> list[PoolClient]:
     return pools
 
 
-def end_unused() -> None:
-    """End pools that started ahead of a prompt which has not come."""
+def keep_house() -> None:
+    """Start the thread that ends pools which started ahead of a prompt that has not come."""
+    threading.Thread(target=_end_unused, name="parallel-dit-unused", daemon=True).start()
+
+
+def _end_unused() -> None:
     from workers.client.pool_registry import known_pools
 
-    for pool in known_pools():
-        if pool.idle_seconds >= UNUSED_SECONDS and pool.close_unused(UNUSED_SECONDS):
-            log.info("Parallel DiT: the pool on %s has not been used, and ends; a prompt starts it again.", pool.spec)
-
-
-def keep_house() -> None:
-    """Start the thread that looks every few seconds."""
-
-    def run() -> None:
-        while True:
-            end_unused()
-            time.sleep(SECONDS)
-
-    threading.Thread(target=run, name="parallel-dit-unused", daemon=True).start()
+    while True:
+        for pool in known_pools():
+            if pool.idle_seconds >= UNUSED_SECONDS and pool.close_unused(UNUSED_SECONDS):
+                text = "Parallel DiT: the pool on %s has not been used, and ends; a prompt starts it again."
+                log.info(text, pool.spec)
+        time.sleep(SECONDS)
