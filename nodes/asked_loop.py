@@ -138,10 +138,8 @@ class AskedLoop:
         return type(self.model).scale_latent_inpaint is comfy.model_base.BaseModel.scale_latent_inpaint
 
     def evaluate_dry(self, x: torch.Tensor, sigma: torch.Tensor) -> list[TransformerCall]:
-        """Let ComfyUI prepare one step; what it hands to the transformer is what the pool gets.
-
-        Functions around guidance are left out, as they would see no predictions.
-        """
+        """Let ComfyUI prepare one step: what it hands to the transformer is what the pool gets. Without functions
+        around guidance, which would see no predictions."""
         options = {name: value for name, value in self.options.items() if name not in PLACES}
         # Other samplers look at the negative prediction at any scale, and a scale may be another at a later sigma.
         if self.known.name.endswith("cfg_pp") or not self.all_branches:

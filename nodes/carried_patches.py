@@ -1,7 +1,5 @@
 """The functions that nodes have set for the inside of the network, as data for the ranks; what is no such data, named.
-
-No ComfyUI needed: a function is known by the module and the name of its code (networks/comfyui/node_rules.py).
-"""
+No ComfyUI needed: a function is known by the module and the name of its code (networks/comfyui/node_rules.py)."""
 
 from __future__ import annotations
 
@@ -52,14 +50,8 @@ class CarriedPatches:
         return min(_RUNNING.values(), default=0)
 
     def carry(self, options: Mapping[str, Any], x: torch.Tensor) -> dict[str, Any]:
-        """The entry of `transformer_options` for a call; empty where there are no functions.
-
-        Args:
-            x: the latent of the call (rows, ...).
-
-        Raises:
-            NotCarried: with what the ranks cannot make again.
-        """
+        """The entry of `transformer_options` for a call with the latent x (rows, ...), empty without functions;
+        NotCarried with what the ranks cannot make again."""
         made = _Making(self, options, x)
         objects = {name: made.patch(value) for name, value in options.items() if _is_known(value)}
         patches = {

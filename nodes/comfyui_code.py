@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def comfyui_code(weights: torch.dtype | None, fast_float8: bool = False, gguf: str = "") -> ComfyuiCode:
-    """This ComfyUI, for a request.
-
-    Args:
-        weights: type that plain weights are to have; None for a quantised file.
-        fast_float8, gguf: see ComfyuiCode.
-    """
+    """This ComfyUI, for a request whose plain weights are to have a type, None if quantised; see ComfyuiCode."""
     folder = Path(next(iter(comfy.__path__))).resolve().parent
     usual = vars(comfy.cli_args.parser.parse_args([]))
     options: dict[str, Scalar] = {

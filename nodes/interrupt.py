@@ -10,11 +10,8 @@ import comfy.model_management
 
 @contextmanager
 def stopping_with_prompt() -> Iterator[Callable[[], bool]]:
-    """Yield the question whether the prompt was cancelled; a pool's `Cancelled` becomes ComfyUI's own exception.
-
-    Raises:
-        InterruptProcessingException: cancelled; ComfyUI's flag is taken back, so that the next prompt runs.
-    """
+    """Yield the question whether the prompt was cancelled; a pool's `Cancelled` becomes ComfyUI's own exception, whose
+    flag is taken back, so that the next prompt runs."""
     from parallel_runtime.requests.control import Cancelled
 
     try:

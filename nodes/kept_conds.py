@@ -21,13 +21,8 @@ _BROUGHT = (comfy.conds.CONDRegular, comfy.conds.CONDCrossAttn)
 
 def keeping(model: Any, shared: set[str]) -> Callable[..., dict[str, Any]]:
     """`extra_conds` of a BaseModel, with conditionings on the device. They keep their type, which ComfyUI changes at
-    each call: ControlNets of another type read them, too.
-
-    Args:
-        shared: gets the names of those that are one for all rows of a batch.
-
-    They stay where they are where a wrapper, which would see them before ComfyUI brings them, is added to the model.
-    """
+    each call: ControlNets of another type read them, too. They stay where they are where a wrapper, which would see
+    them before ComfyUI brings them, is added to the model. `shared` gets the names of those that all rows share."""
     original = type(model).extra_conds
     called = weakref.ref(model)  # which has this function: it is to go with the last reference to it
 

@@ -6,12 +6,8 @@ from collections.abc import Iterable
 
 
 class MenuEntry(str):
-    """A text that equals other values too, so that ComfyUI, which looks for a value among the entries of its own input,
-    takes them and refuses any other at that input alone.
-
-    Args:
-        also: what else stands for it.
-    """
+    """A text that equals what `also` holds, so that ComfyUI, which looks for a value among the entries of its own
+    input, takes that and refuses any other at that input alone."""
 
     also: tuple[object, ...]
 

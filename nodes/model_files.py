@@ -38,14 +38,7 @@ def list_gguf_files(roots: Iterable[str | Path]) -> list[str]:
 
 
 def find_gguf_pack(path: Path) -> str:
-    """The folder of ComfyUI-GGUF, as it runs in this ComfyUI.
-
-    Args:
-        path: of the file that it is wanted for.
-
-    Raises:
-        UnsupportedModelError: ComfyUI has no such pack.
-    """
+    """The folder of ComfyUI-GGUF, as it runs in this ComfyUI; UnsupportedModelError of this file without one."""
     # ComfyUI's own module of that name, and not this package.
     classes = getattr(sys.modules.get("nodes"), "NODE_CLASS_MAPPINGS", {})
     if (node := classes.get("UnetLoaderGGUF")) is None:
@@ -60,15 +53,11 @@ def find_gguf_pack(path: Path) -> str:
 
 
 def open_model_file(path: Path, weight_dtype: str = "default") -> tuple[HostFile, Said]:
-    """Have ComfyUI recognise a file; refuses what it cannot build, with its reason, and what is a node pack's own: no
-    rank has its code.
-
-    Returns:
-        Also what the node should say of it, a sentence; "" for nothing.
+    """Have ComfyUI recognise a file, and say what the node should say of it, a sentence or "".
 
     Raises:
         CheckpointError: missing or damaged files.
-        UnsupportedModelError: no rank runs it.
+        UnsupportedModelError: ComfyUI cannot build it, or by code of a node pack's own, which no rank has.
     """
     from parallel_runtime.loading.host_file import open_host_file
 

@@ -52,11 +52,7 @@ def model_inputs() -> list[io.Input]:
 
 
 def wished_config(parallel_config: Mapping[str, Any] | None) -> ParallelConfig:
-    """Of the socket; where nothing is connected, that of ComfyUI's settings.
-
-    Raises:
-        ConfigurationError: one that cannot hold.
-    """
+    """Of the socket, else that of ComfyUI's settings; ConfigurationError for one that cannot hold."""
     if parallel_config is None:
         return default_config(read_settings())
     return ParallelConfig.from_mapping(parallel_config)
@@ -76,16 +72,8 @@ def file_stamp(find: Callable[[], Path]) -> str:
 def load_on_node(
     path: Path, hidden: Any, weight_dtype: str = DEFAULT_DTYPE, parallel_config: Mapping[str, Any] | None = None
 ) -> tuple[RemoteModelPatcher, Said]:
-    """Load a file and make the MODEL; stops with the prompt.
-
-    Args:
-        hidden: of the node: its number, and the prompt.
-
-    Returns:
-        The MODEL, and what the node says of it now.
-
-    Raises:
-        ParallelError: file, model, configuration or pool; typed, with cause and fix.
+    """Load a file and make the MODEL, for a node with its number and the prompt; stops with the prompt. Returns also
+    what the node says of it now. Raises ParallelError: file, model, configuration or pool; typed, with cause and fix.
     """
     from .interrupt import stopping_with_prompt
 

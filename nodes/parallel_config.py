@@ -163,14 +163,8 @@ class ParallelConfigNode(io.ComfyNode):
         weights: str = AUTO,
         **degrees: str | int,
     ) -> io.NodeOutput:
-        """Check the values, pass them on, and show what they ask for.
-
-        Args:
-            degrees: cfg, data, ulysses, ring and patches.
-
-        Raises:
-            ConfigurationError: they cannot hold.
-        """
+        """Pass the values on, of which `degrees` are cfg, data, ulysses, ring and patches, and show what they ask for;
+        ConfigurationError where they cannot hold."""
         split: dict[str, Any] = {axis: read_degree(entry) for axis, entry in degrees.items()}
         config = ParallelConfig(
             devices=devices.strip(),
@@ -187,10 +181,8 @@ class ParallelConfigNode(io.ComfyNode):
 
 
 def preview(config: ParallelConfig) -> Said:
-    """Return which devices the configuration takes, and what it leaves open; what is wrong is told, and not raised.
-
-    What it does with a model is on Parallel Loader, and of a run on the sampler. They raise what is wrong, too.
-    """
+    """Which devices the configuration takes, and what it leaves open. What is wrong is told, and not raised: loader and
+    sampler raise it, and say what it does with a model and a run."""
     # Imported here and not at the top: ComfyUI's start shall not pay for it.
     from workers.client.pool_registry import devices_in_the_way
     from workers.launch import count_devices, resolve_devices

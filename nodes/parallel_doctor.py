@@ -48,12 +48,8 @@ class ParallelDoctor(io.ComfyNode):
 
     @classmethod
     def execute(cls, parallel_config: dict[str, Any] | None = None) -> io.NodeOutput:
-        """Run the doctor and show its report; what is broken is in the report, and no error of the node.
-
-        Raises:
-            ConfigurationError: not a parallel configuration, or devices that are not there.
-            PoolError: the doctor came to no report.
-        """
+        """Run the doctor and show its report; what is broken is in there, and no error of the node. That is a
+        ConfigurationError for devices that are not there, a PoolError where it came to no report."""
         # Imported here and not at the top: ComfyUI's start shall not pay for it.
         from .doctor_process import run_doctor
         from .interrupt import stopping_with_prompt

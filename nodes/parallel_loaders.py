@@ -24,14 +24,7 @@ _LOADER_WORDS = (
 
 
 def find_model(name: str, folder: str = "diffusion_models") -> Path:
-    """Path of a menu entry.
-
-    Args:
-        folder: as ComfyUI calls it.
-
-    Raises:
-        CheckpointError: it is no longer there.
-    """
+    """Path of an entry of the menu of a folder of ComfyUI; CheckpointError where it is no longer there."""
     path = folder_paths.get_full_path(folder, name)
     if path is None:
         raise CheckpointError(
@@ -71,11 +64,7 @@ class ParallelLoader(io.ComfyNode):
     @classmethod
     @failing_shown()
     def execute(cls, model_name: str, **chosen: Any) -> io.NodeOutput:
-        """Load the model and show the plan.
-
-        Raises:
-            ParallelError: see `load_on_node`.
-        """
+        """Load the model and show the plan; see `load_on_node`."""
         model, text = load_on_node(find_model(model_name), cls.hidden, **chosen)
         return io.NodeOutput(model, ui=show_text(cls.hidden.unique_id, text))
 
@@ -121,11 +110,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
     @classmethod
     @failing_shown()
     def execute(cls, ckpt_name: str, **chosen: Any) -> io.NodeOutput:
-        """Load the model in the pool, CLIP and VAE here.
-
-        Raises:
-            ParallelError: see `load_on_node`.
-        """
+        """Load the model in the pool, as `load_on_node`, CLIP and VAE here."""
         path = find_model(ckpt_name, "checkpoints")
         # First, as it is what may be refused.
         model, text = load_on_node(path, cls.hidden, **chosen)

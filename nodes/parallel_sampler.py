@@ -74,12 +74,7 @@ class ParallelSampler(io.ComfyNode):
         scheduler: str = "simple",
         denoise: float = 1.0,
     ) -> io.NodeOutput:
-        """Sample.
-
-        Raises:
-            RequestError: what is on the MODEL is not transportable.
-            ParallelError: see PoolClient.sample.
-        """
+        """Sample. Raises as PoolClient.sample, and RequestError for what on the MODEL does not travel."""
         # ComfyUI's own module of that name, and not this package.
         (latent,) = sys.modules["nodes"].common_ksampler(
             model, seed, steps, cfg, sampler_name, scheduler, positive, negative, latent_image, denoise=denoise

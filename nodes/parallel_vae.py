@@ -35,12 +35,7 @@ class ParallelVaeNode(io.ComfyNode):
     @classmethod
     @failing_shown()
     def execute(cls, vae: Any, parallel_config: Mapping[str, Any] | None = None) -> io.NodeOutput:
-        """Make the VAE object.
-
-        Raises:
-            RequestError: the VAE does not come from a file.
-            ConfigurationError: the configuration or its devices.
-        """
+        """Make the VAE object. Raises RequestError for one that is of no file, ConfigurationError for its devices."""
         # Imported here and not at the top: ComfyUI's start shall not pay for it.
         from workers.client.pool_registry import get_pool
         from workers.launch import resolve_devices

@@ -75,11 +75,8 @@ class PatcherOfTransformer(PatcherOfPool):
         return META
 
     def partially_unload(self, device_to, memory_to_free=0, force_patch_weights=False) -> int:
-        """Give memory back under pressure, on all GPUs of the pool; none where it is on other GPUs.
-
-        Returns:
-            What was asked for: ComfyUI would detach a model that frees less, and reads what is free for itself.
-        """
+        """Give memory back under pressure, on all GPUs of the pool; none where it is on other GPUs. Returns what was
+        asked for: ComfyUI would detach a model that frees less, and reads what is free for itself."""
         if self.remote.shares(self.load_device) and self.remote.resident_bytes:
             give_back(self.remote, park=True)
         return memory_to_free
@@ -103,10 +100,8 @@ def other_gpus(remote: RemoteTransformer, own: torch.device) -> list[torch.devic
 
 
 def give_back(remote: Any, park: bool) -> None:
-    """Free what the pool holds of a model or a VAE, or park it on the host, as ComfyUI wishes.
-
-    Not only what is on the devices: runs leave memory behind, too, and parked weights lie on the host.
-    """
+    """Free what the pool holds of a model or a VAE, or park it on the host, as ComfyUI wishes. Not only what is on the
+    devices: runs leave memory behind, too, and parked weights lie on the host."""
     try:
         remote.release(park, comfy.model_management.processing_interrupted)
     except ParallelError as error:  # nothing above catches a cancel either, where ComfyUI unloads between prompts
@@ -114,12 +109,8 @@ def give_back(remote: Any, park: bool) -> None:
 
 
 def keep(model: Any) -> None:
-    """Keep a MODEL that is loaded, or about to be used. Drops none: ComfyUI may be in the middle of loading models, and
-    looks at all of them when that is done.
-
-    Args:
-        model: or a clone of it, whose patches are not kept.
-    """
+    """Keep a MODEL, or that of which it is a clone, when it is loaded or about to be used. Drops none: ComfyUI may be
+    in the middle of loading models, and looks at all of them when that is done."""
     first = model
     while first.parent is not None:
         first = first.parent

@@ -26,22 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the weights of a network that is elsewhere come from.
-
-    Args:
-        remote: the network: its file, and what a LoRA changes of it now.
-        dtype: of plain weights; None where the file says it itself.
-    """
+    """Where the weights of a network that is elsewhere come from: its file, and what a LoRA changes of it now. `dtype`
+    is of plain weights; None where the file says it itself."""
 
     remote: RemoteTransformer
     dtype: torch.dtype | None
 
     def load(self) -> Any:
-        """What Load Diffusion Model makes of the file, in ComfyUI's process and memory.
-
-        Raises:
-            RequestError: it is a GGUF file.
-        """
+        """What Load Diffusion Model makes of the file, in ComfyUI's own memory; RequestError for a GGUF file."""
         path = self.remote.model.path
         if is_gguf(Path(path)):
             raise RequestError(
@@ -51,12 +43,8 @@ class Source:
         return comfy.sd.load_diffusion_model(path, model_options={} if self.dtype is None else {"dtype": self.dtype})
 
     def patch(self, part: torch.nn.Module, name: str, bypass: bool) -> torch.nn.Module:
-        """Write the patched weights into a part of the network, in place.
-
-        Args:
-            name: the part's path; "" for the whole network.
-            bypass: also what a bypass LoRA gives beside a layer, which counts where the layer is run.
-        """
+        """Write the patched weights into a part of the network, in place, by its path; "" for the whole. With `bypass`
+        also what a bypass LoRA gives beside a layer, which counts where the layer is run."""
         wanted = self.remote.patches
         changed = {*wanted.patches.weights, *wanted.hooks.weights}
         computing = Computing(comfy.model_management.get_torch_device(), wanted.patches, wanted.hooks)
@@ -96,11 +84,8 @@ def _reading(part: str, names_alone: Callable[..., Any], source: Source) -> Call
 
 
 class LayersHere:
-    """Parts of a network that a ControlNet runs here (Qwen-Image Fun), with its weights, patched as the ranks' are.
-
-    Args:
-        names: paths of the parts, which are read together when one of them is first run.
-    """
+    """Parts of a network that a ControlNet runs here (Qwen-Image Fun), with its weights, patched as the ranks' are. All
+    are read when one of them is first run."""
 
     def __init__(self, names: Sequence[str], source: Source):
         self._names = names
@@ -141,11 +126,7 @@ def operations_elsewhere() -> type:
 
 
 def refuse(what: str) -> RequestError:
-    """The error of a node that cannot have them.
-
-    Args:
-        what: it wants to do, as the end of a sentence.
-    """
+    """The error of a node that cannot have them; `what` it wants to do is the end of a sentence."""
     return RequestError(
         said("The weights of this MODEL are in the worker processes, where no node can {what}.", what=what),
         "Load the model with Load Diffusion Model for that.",

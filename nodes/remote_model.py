@@ -46,11 +46,8 @@ _UNANSWERED = ("preprocess_prefix",)
 
 
 def choose_types(file: HostFile, weight_dtype: str) -> tuple[torch.dtype, torch.dtype | None]:
-    """Type of plain weights, named or Load Diffusion Model's choice, and that which ComfyUI computes in, if another.
-
-    Raises:
-        RequestError: ComfyUI was started with a type that the pool does not have.
-    """
+    """Type of plain weights, named or Load Diffusion Model's choice, and that which ComfyUI computes in, if another;
+    RequestError where ComfyUI was started with one that the pool does not have."""
     supported = list(file.config.supported_inference_dtypes)
     device = comfy.model_management.get_torch_device()
     weights = (DTYPES | FLOAT8).get(weight_dtype) or comfy.model_management.unet_dtype(
@@ -122,11 +119,8 @@ def reference_method(transformer: Any) -> str | None:
 
 
 def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouched:
-    """Replace the method at the seam of a BaseModel's network.
-
-    What other nodes change in it from now on is found before a run (RemoteModelPatcher.pre_run) and, where a wrapper
-    does it during one, at the next call.
-    """
+    """Replace the method at the seam of a BaseModel's network. What other nodes change in it from now on is found
+    before a run (RemoteModelPatcher.pre_run) and, where a wrapper does it during one, at the next call."""
     transformer = model.diffusion_model
     name = seam_of(transformer)
     signature = inspect.signature(getattr(transformer, name))

@@ -134,11 +134,7 @@ class RemoteModelPatcher(PatcherOfTransformer):
         return model
 
     def pre_run(self) -> None:
-        """Called before each sampling run.
-
-        Raises:
-            RequestError: a change of weights or modules that does not reach the pool.
-        """
+        """Called before each sampling run; RequestError for changes that do not reach the pool."""
         self.remote.notices.begin()
         others = [name for name, each in self.injections.items() if not is_bypass(each)]
         found = weight_obstacles(self.weight_wrapper_patches, self._other_objects(), others, self.wrappers)

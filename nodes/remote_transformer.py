@@ -45,13 +45,8 @@ def may_compute_on(config: ParallelConfig, device: torch.device) -> bool:
 
 
 class RemoteTransformer:
-    """A model in a pool. Shared by all clones of a MODEL; outlives the pool, which is started and filled anew.
-
-    Args:
-        model: what to load.
-        notices: says on the node that is running what it waits for, and what ran.
-        connect: configuration -> pool.
-    """
+    """A model in a pool, which `connect` gives for a configuration. Shared by all clones of a MODEL; outlives the pool,
+    which is started and filled anew. `notices` say on the node that is running what it waits for, and what ran."""
 
     def __init__(
         self,
@@ -99,12 +94,8 @@ class RemoteTransformer:
         return loaded
 
     def forward(self, call: TransformerCall, should_cancel: Callable[[], bool]) -> torch.Tensor:
-        """Run one call in the pool; returns the prediction on x's device, in x's dtype.
-
-        Raises:
-            RequestError: the call holds what is not transportable, or numbers that are not finite.
-            ParallelError: see PoolClient.forward.
-        """
+        """Run one call in the pool; returns the prediction on x's device, in x's dtype. Raises as PoolClient.forward,
+        and RequestError for what does not travel or is not finite."""
         conditioning = travelling(call, self.functions)
         if self._capture is not None:
             return self._capture(replace(call, conditioning=conditioning))
@@ -155,11 +146,7 @@ class RemoteTransformer:
 
     def release(self, park: bool, should_cancel: Callable[[], bool]) -> int:
         """Free the weights in the pool, or park them, where no other uses them; returns the bytes freed per rank.
-
-        Raises:
-            PoolError: the pool died meanwhile, and its memory with it.
-            Cancelled: the artist did not want to wait for the pool.
-        """
+        PoolError where the pool died, and its memory with it; Cancelled where the artist did not want to wait."""
         return self._pool.release(self.model, park, should_cancel) if self._pool is not None and self._owns else 0
 
     @contextmanager

@@ -36,11 +36,7 @@ _LOADERS = {"load_vae_patcher": False, "load_checkpoint_vae_patcher": True}
 
 
 def find_file(vae: Any) -> VaeFile:
-    """The file that a VAE object was loaded from, as ComfyUI's loaders note it.
-
-    Raises:
-        RequestError: there is none, or the VAE is not as in its file.
-    """
+    """The file that ComfyUI's loaders note for a VAE; RequestError where they did not, or it was changed since."""
     patcher: Any = getattr(vae, "patcher", None)
     noted: Any = getattr(patcher, "cached_patcher_init", None)
     name = getattr(noted[0], "__name__", "") if noted else ""
@@ -63,14 +59,9 @@ def find_file(vae: Any) -> VaeFile:
 
 
 class RemoteVae:
-    """A VAE in a pool. It is in the place of ComfyUI's network; what else nodes look at there is the network's own.
-
-    Args:
-        source: ComfyUI's object, which knows what it takes of memory.
-        config: whose devices run it.
-        connect: configuration -> pool.
-        ranks: that share a picture.
-    """
+    """A VAE in the pool that `connect` gives for a configuration, of which `ranks` share a picture. It is in the place
+    of the network of ComfyUI's object `source`, which knows what it takes of memory; what else nodes look at there is
+    the network's own."""
 
     def __init__(
         self,
@@ -192,19 +183,11 @@ class RemoteVaePatcher(PatcherOfPool):
     """To ComfyUI's memory management the VAE costs what the pool still needs on ComfyUI's own GPU."""
 
     def deepclone_multigpu(self, new_load_device=None, models_cache=None):
-        """Called by *Select VAE Device*, which tells its log what is raised here, and gives the VAE on as it is.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Called by *Select VAE Device*, which tells its log what is raised here, and gives the VAE on as it is."""
         raise RuntimeError("The VAE runs on the devices of Parallel VAE, which its Parallel Config chooses.")
 
     def add_patches(self, patches, strength_patch=1.0, strength_model=1.0) -> list[Any]:
-        """Called by a node that changes weights (SUPIRApply).
-
-        Raises:
-            RequestError: always; they would have no effect.
-        """
+        """Called by a node that changes weights (SUPIRApply), which would have no effect."""
         raise RequestError(
             "The node changes weights of the VAE, which the workers load from its file.",
             "Connect the loader itself to this node, not Parallel VAE.",

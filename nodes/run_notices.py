@@ -36,15 +36,12 @@ def describe_run(run: RunRecord) -> Said:
 
 
 class RunNotices:
-    """The notices of one model's runs.
+    """The notices of one model's runs; `model` is its file's name.
 
     Args:
         show: puts a text on the node that is running.
-        clock: seconds.
-        model: its file's name.
         where: prompt and node that are running.
         move_bar: (done, total) of the running node's progress bar.
-        history: keeps what ran.
     """
 
     def __init__(
@@ -98,11 +95,8 @@ class RunNotices:
         self._last = ran, details, tuple(latent), steps, how
 
     def finish(self, whole: bool = True) -> Said:
-        """A run is over: keep what it was, and return that in sentences; "" where nothing ran.
-
-        Args:
-            whole: it came to its end. Of one that did not, nobody knows how many steps ran, and so what one took.
-        """
+        """A run is over: keep what it was, and return that in sentences; "" where nothing ran, or it did not come to
+        its end: then nobody knows how many steps ran, and so what one took."""
         if not whole:
             self.begin()
             self.waits.tell(STOPPED)

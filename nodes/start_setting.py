@@ -1,7 +1,5 @@
 """The pool starts together with ComfyUI: where the last session used one, in the first session, or as is wished.
-
-Imports no torch: its processes begin before ComfyUI has.
-"""
+Imports no torch: its processes begin before ComfyUI has."""
 
 from __future__ import annotations
 

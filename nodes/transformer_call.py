@@ -77,10 +77,8 @@ def split_branches(calls: Sequence[TransformerCall]) -> list[tuple[int, dict[str
 
 
 def split_extra_channels(calls: Sequence[TransformerCall], channels: int) -> dict[int, torch.Tensor]:
-    """Return what follows the latent's channels in x, by the index of the branch; empty if nothing does.
-
-    ComfyUI appends the same ones at every step (c_concat: FLUX Fill, Canny and Depth).
-    """
+    """What follows the latent's channels in x, by the index of the branch: ComfyUI appends the same at every step
+    (c_concat: FLUX Fill, Canny and Depth)."""
     x = {index: part_of(call.x) for index, call, part_of in _branches_of(calls)}
     return {index: x[index][:, channels:] for index in sorted(x) if x[index].shape[1] > channels}
 

@@ -102,10 +102,8 @@ def weight_obstacles(
     injections: Collection[str],
     wrappers: Mapping[str, Mapping[Any, Any]],
 ) -> list[Said]:
-    """Name the changes on a MODEL that would have to reach the weights or modules in the pool, and do not.
-
-    Args are the attributes of ComfyUI's ModelPatcher; weight patches, which do, are in weight_patches.py.
-    """
+    """Name the changes on a MODEL, attributes of ComfyUI's ModelPatcher, that would have to reach the weights or
+    modules in the pool, and do not; weight patches, which do, are in weight_patches.py."""
     found = [said("wrapped weights")] if weight_wrappers else []
     found += [
         said("a replaced {name}", name=name)
@@ -121,11 +119,8 @@ def weight_obstacles(
 
 
 def loop_obstacles(model_options: Mapping[str, Any]) -> list[Said]:
-    """Name what in ComfyUI's `model_options` acts between the steps, or inside them, and is not known to the workers.
-
-    Anything that is not known to be harmless counts: running per step is always right. Functions and numbers for the
-    inside of the network travel with a loop as with a step.
-    """
+    """Name what in ComfyUI's `model_options` acts between the steps, or inside them, and is not known to be harmless:
+    running per step is always right. Functions and numbers for the inside of the network travel with a loop, too."""
     found = [
         _MODEL_FUNCTIONS.get(key, said("the model option {key}", key=key))
         for key, value in model_options.items()
@@ -201,21 +196,13 @@ def call_obstacles(
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Look at a MODEL's `transformer_options` before it is sampled.
-
-    Raises:
-        RequestError: with what no rank takes, and the node that asks for it.
-    """
+    """Look at a MODEL's `transformer_options` before a run; RequestError for what no rank takes, with its node."""
     if found := [*map(_functions_of, foreign_functions(options)), *option_obstacles(options)]:
         raise refusal(found)
 
 
 def travelling(call: TransformerCall, functions: CarriedPatches) -> Mapping[str, Any]:
-    """All of a call but x and timestep, as far as the network in the pool takes it.
-
-    Raises:
-        RequestError: with what it does not take.
-    """
+    """All of a call but x and timestep, as the network in the pool takes it; RequestError for what it does not take."""
     found, options = option_obstacles(call.options), plain_options(call.options)
     try:
         # Of several latents in one (video and audio), the first is the picture.

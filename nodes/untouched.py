@@ -34,11 +34,7 @@ class Untouched:
         self._counted = self._count()
 
     def check(self) -> None:
-        """Look at everything; a few milliseconds.
-
-        Raises:
-            RequestError: with what was changed.
-        """
+        """Look at everything, in a few milliseconds; RequestError with what was changed."""
         if found := list(self._changes()):
             more = said(" and {count} more", count=len(found) - _NAMED) if len(found) > _NAMED else ""
             raise RequestError(
@@ -53,11 +49,7 @@ class Untouched:
         self._counted = self._count()  # what else came is no concern of the pool's
 
     def check_quickly(self) -> None:
-        """Look for methods and hooks that came since the last look; a third of a millisecond, at every call.
-
-        Raises:
-            RequestError: see `check`.
-        """
+        """As `check`, at every call: a third of a millisecond for methods and hooks that came since the last look."""
         if self._count() != self._counted:
             self.check()
 

@@ -38,8 +38,7 @@ class WaitNotices:
     Args:
         show: puts a text on the node that is running.
         move_bar: (done, total) of that node's progress bar, in bytes.
-        note: (what, begin, end) of a part that is over, by `clock`.
-        clock: seconds.
+        note: (what, begin, end) of a part that is over, by `clock`, in seconds.
         model: its file's name.
     """
 
@@ -58,11 +57,7 @@ class WaitNotices:
         """What was shown last."""
 
     def begin(self, doing: str) -> None:
-        """A request goes out.
-
-        Args:
-            doing: "load" or "step", what the ranks do when nothing else is to be said.
-        """
+        """A request goes out: "load" or "step", what the ranks do when nothing else is to be said."""
         self._doing, self._reason, self._since = doing, doing, self.clock()
 
     def about(self, wait: Wait) -> None:

@@ -28,11 +28,7 @@ class PatchReader:
         self._last: dict[str, tuple[Any, PatchSet]] = {}
 
     def read(self, patcher: Any) -> WeightPatches:
-        """What a clone, a RemoteModelPatcher, asks of the weights now.
-
-        Raises:
-            RequestError: a patch that the ranks could not compute.
-        """
+        """What a RemoteModelPatcher asks of the weights now; RequestError for a patch that ranks cannot compute."""
         bypass = bypass_of(patcher.injections)
         stamp = patcher.patches_uuid, [(name, id(adapter), strength) for name, (adapter, strength) in bypass.items()]
         patches = self._kept("patches", stamp, lambda: self._encoder.encode(patcher.patches, bypass))
@@ -82,12 +78,9 @@ def _managers(injections: Sequence[Any]) -> Iterator[Any]:
 
 class PatchedShapes:
     """The weights of a model on the meta device, some of them in another shape for a while: FLUX's Canny and Depth LoRA
-    widen the first layer, and ComfyUI reads from that weight how many channels it is to concatenate to the latent. The
-    model has this, and this does not have the model, which is to go with the last reference to it.
-
-    Args:
-        untouched: is told, as these are no changes of another node.
-    """
+    widen the first layer, and ComfyUI reads from that weight how many channels it is to concatenate to the latent. That
+    is no change of another node, as `untouched` is told. The model has this, and this does not have the model, which is
+    to go with the last reference to it."""
 
     def __init__(self, untouched: Untouched):
         self._untouched = untouched

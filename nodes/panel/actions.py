@@ -25,11 +25,7 @@ log = logging.getLogger("parallel_dit")
 
 
 def start(wishes: dict[str, Any], default: ParallelConfig) -> None:
-    """Start the pool of `devices`, or of the default configuration.
-
-    Raises:
-        ParallelError: devices that are not there, or a pool that cannot start.
-    """
+    """Start the pool of `devices`, or of the default configuration. Raises ParallelError where it cannot."""
     from workers.client.pool_registry import get_pool
 
     devices = wishes.get("devices")
@@ -37,11 +33,7 @@ def start(wishes: dict[str, Any], default: ParallelConfig) -> None:
 
 
 def stop(wishes: dict[str, Any], default: ParallelConfig, again: bool = False) -> None:
-    """End pools, whatever they do, and start them again, if wished: `pool`, or all.
-
-    Raises:
-        ParallelError: one cannot start.
-    """
+    """End pools, whatever they do, and start them again, if wished, or raise ParallelError: `pool`, or all."""
     for pool in _chosen(wishes):
         pool.stop()
         if again:
@@ -49,11 +41,7 @@ def stop(wishes: dict[str, Any], default: ParallelConfig, again: bool = False) -
 
 
 def release(wishes: dict[str, Any], default: ParallelConfig, keep: bool) -> None:
-    """Take models from the devices: those of `pool`, of `model`, or all.
-
-    Args:
-        keep: on the host; else they are forgotten.
-    """
+    """Take models from the devices, to keep them on the host or to forget them: those of `pool`, of `model`, or all."""
     name = wishes.get("model")
     for pool in _chosen(wishes):
         for model in pool.models:
@@ -74,11 +62,7 @@ ACTIONS: dict[str, Callable[[dict[str, Any], ParallelConfig], None]] = {
 
 
 def _chosen(wishes: dict[str, Any]) -> list[PoolClient]:
-    """The pools that are meant.
-
-    Raises:
-        ConfigurationError: there is none of that name.
-    """
+    """The pools that are meant; ConfigurationError where there is none of that name."""
     from workers.client.pool_registry import known_pools
 
     name = wishes.get("pool")

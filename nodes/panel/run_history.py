@@ -22,13 +22,8 @@ MOST_SPANS = 400
 
 @dataclass(frozen=True)
 class Span:
-    """A part of a prompt's time.
-
-    Args:
-        what: a reason of `Wait`, or "load", "step", "compile".
-        node: where it was shown.
-        begin, end: seconds since the epoch.
-    """
+    """A part of a prompt's time, in seconds since the epoch, with the node where it was shown. `what` is a reason of
+    `Wait`, or "load", "step", "compile"."""
 
     what: str
     node: str
@@ -41,14 +36,9 @@ class RunRecord:
     """One sampling run.
 
     Args:
-        model: name of the file.
-        node: that sampled.
-        plan: in words.
-        latent: shape.
-        steps: of the run, 0 where that is not known.
+        steps: 0 where that is not known.
         step_seconds: mean without the first one; None where there was only one.
         one_gpu_seconds: of the last run on one rank that was alike; None where there was none.
-        details: of the plan.
         ended: seconds since the epoch.
         obstacles: why its loop went step by step; empty where the pool ran it.
     """
@@ -106,11 +96,7 @@ class RunHistory:
         return last.step_seconds if last is not None and time.time() - last.ended < COMPARED_SECONDS else None
 
     def ran(self, kind: Hashable, record: RunRecord) -> None:
-        """A run is over.
-
-        Args:
-            kind: equal for runs that differ in nothing but their plan.
-        """
+        """A run is over, of a kind that is equal for runs which differ in nothing but their plan."""
         with self._lock:
             self.runs.append(record)
             if record.step_seconds is not None and record.on_one_rank:

@@ -34,11 +34,7 @@ def read_settings(file: Path | None = None) -> Mapping[str, Any]:
 
 
 def default_config(settings: Mapping[str, Any]) -> ParallelConfig:
-    """What a loader without a Parallel Config takes.
-
-    Raises:
-        ConfigurationError: a setting that cannot hold.
-    """
+    """What a loader without a Parallel Config takes; ConfigurationError for a setting that cannot hold."""
     devices = settings.get(DEFAULT_DEVICES) or "auto"
     try:
         return ParallelConfig(devices=devices.strip() if isinstance(devices, str) else devices)

@@ -152,11 +152,8 @@ def _vae(vae: VaeRequest, size: int) -> dict[str, Any]:
 
 
 def read_gpus(pool_pids: Collection[int], held: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Every GPU that ComfyUI sees, `index` as CUDA, and so ComfyUI, counts, and in bytes its `total` and `share_out`.
-
-    Args:
-        held: GPU -> bytes of weights that a pool's rank has there.
-    """
+    """Every GPU that ComfyUI sees, `index` as CUDA, and so ComfyUI, counts, and in bytes its `total` and `share_out`;
+    `held` are the bytes of weights that a rank has on each."""
     import torch
 
     from workers.driver import list_gpus, processes_by_gpu
