@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 import comfy.model_management
 
+from parallel_runtime.requests.control import Cancelled
+
 
 @contextmanager
 def stopping_with_prompt() -> Iterator[Callable[[], bool]]:
     """Yield the question whether the prompt was cancelled; a pool's `Cancelled` becomes ComfyUI's own exception, whose
     flag is taken back, so that the next prompt runs."""
-    from parallel_runtime.requests.control import Cancelled
-
     try:
         yield comfy.model_management.processing_interrupted
     except Cancelled as cancelled:

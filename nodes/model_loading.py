@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from .remote_patcher import RemoteModelPatcher
 
 DEFAULT_DTYPE = "default"
-
-
 FAST_FLOAT8 = "fp8_e4m3fn_fast"
 WEIGHT_DTYPES = [DEFAULT_DTYPE, "bf16", "fp16", "fp32", "fp8_e4m3fn", FAST_FLOAT8, "fp8_e5m2"]
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("parallel_dit")
 
-META = torch.device("meta")
 ANYTHING_BUT_ALL = 1 << 50
 """Bytes. ComfyUI asks a model for less when it is short of memory, for 1e30 when it unloads everything; it does not say
 which, and calls `partially_unload` where it asks for less than `loaded_size`, `detach` where not."""
@@ -72,7 +71,7 @@ class PatcherOfTransformer(PatcherOfPool):
 
     def current_loaded_device(self) -> torch.device:
         """Where ComfyUI's own copy is."""
-        return META
+        return torch.device("meta")
 
     def partially_unload(self, device_to, memory_to_free=0, force_patch_weights=False) -> int:
         """Give memory back under pressure, on all GPUs of the pool; none where it is on other GPUs. Returns what was

@@ -69,18 +69,15 @@ def give_weights(transformer: torch.nn.Module, source: Source) -> None:
     """
     for part in ("", *(name for name, _ in transformer.named_children())):
         module = transformer.get_submodule(part)
-        module.state_dict = _reading(part, module.state_dict, source)  # type: ignore[method-assign]
+        module.state_dict = partial(_state_dict, source, part, module.state_dict)  # type: ignore[method-assign]
 
 
-def _reading(part: str, names_alone: Callable[..., Any], source: Source) -> Callable[..., Any]:
-    def state_dict(*args: Any, **kwargs: Any) -> Any:
-        if args or kwargs:
-            return names_alone(*args, **kwargs)
-        device = comfy.model_management.get_torch_device()
-        weights = source.patch(source.load().model.diffusion_model.get_submodule(part), part, bypass=False).state_dict()
-        return {name: tensor.to(device) for name, tensor in weights.items()}
-
-    return state_dict
+def _state_dict(source: Source, part: str, names_alone: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if args or kwargs:
+        return names_alone(*args, **kwargs)
+    device = comfy.model_management.get_torch_device()
+    weights = source.patch(source.load().model.diffusion_model.get_submodule(part), part, bypass=False).state_dict()
+    return {name: tensor.to(device) for name, tensor in weights.items()}
 
 
 class LayersHere:

@@ -137,8 +137,7 @@ class RemoteModelPatcher(PatcherOfTransformer):
         """Called before each sampling run; RequestError for changes that do not reach the pool."""
         self.remote.notices.begin()
         others = [name for name, each in self.injections.items() if not is_bypass(each)]
-        found = weight_obstacles(self.weight_wrapper_patches, self._other_objects(), others, self.wrappers)
-        if found:
+        if found := weight_obstacles(self.weight_wrapper_patches, self._other_objects(), others, self.wrappers):
             raise refusal(found)
         check_options(self.model_options.get("transformer_options", {}))
         self.model.parallel_shapes.take(self.model, self.patches)

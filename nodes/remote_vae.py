@@ -74,16 +74,12 @@ class RemoteVae:
         from workers.client.client import VaeRequest
 
         self.request: VaeRequest = VaeRequest(find_file(source), ranks)
+        self.size_bytes = self.request.file.size  # when it is loaded
         self.source = source
         self._config = config
         self._connect = connect
         self._notices = notices
         self._pool: PoolClient | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of it when it is loaded."""
-        return self.request.file.size
 
     @property
     def resident_bytes(self) -> int:
@@ -114,33 +110,22 @@ class RemoteVae:
         """In the pool."""
         memory = self.source.memory_used_decode(z.shape, z.dtype)
         answer = math.prod(self.decode_output_shape(z.shape)) * z.dtype.itemsize
-        return self.run("decoder", z, memory, answer, options, output_buffer)
+        return self._run("decoder", z, memory, answer, options, output_buffer)
 
     def encode(self, x: torch.Tensor, device: Any = None, **options: Any) -> torch.Tensor:
         """In the pool; the answer is smaller than what was asked."""
-        return self.run("encoder", x, self.source.memory_used_encode(x.shape, x.dtype), 0, options)
+        return self._run("encoder", x, self.source.memory_used_encode(x.shape, x.dtype), 0, options, None)
 
-    def run(
-        self,
-        half: str,
-        x: torch.Tensor,
-        memory: float,
-        answer: int,
-        options: dict[str, Any],
-        into: torch.Tensor | None = None,
+    def _run(
+        self, half: str, x: torch.Tensor, memory: float, answer: int, options: dict[str, Any], into: torch.Tensor | None
     ) -> torch.Tensor:
-        """Encode or decode.
-
-        Args:
-            memory: bytes that ComfyUI estimates for it; answer: bytes of the result.
-            options: further arguments of ComfyUI's method.
-            into: memory for the result; else it is new.
+        """Encode or decode, for which ComfyUI estimates `memory`, with further `options` of its method; the result has
+        `answer` bytes, and gets memory of its own where `into` is None.
 
         Raises:
             RequestError: the tensor holds NaN, or an option does not travel.
             torch.OutOfMemoryError: for it there is too little memory; ComfyUI tries it in tiles then.
             ParallelError: see PoolClient.run_vae.
-            InterruptProcessingException: the artist stopped the prompt.
         """
         if foreign := [name for name, value in options.items() if not isinstance(value, Scalar)]:
             raise RequestError(
@@ -170,9 +155,7 @@ class RemoteVae:
 
     def release(self, park: bool, should_cancel: Callable[[], bool]) -> int:
         """Free its weights in the pool, or park them; returns the bytes freed per rank."""
-        if self._pool is None or not self.resident_bytes:
-            return 0
-        return self._pool.release(self.request, park, should_cancel)
+        return self._pool.release(self.request, park, should_cancel) if self._pool and self.resident_bytes else 0
 
 
 class PoolVae(PoolShare):
@@ -199,13 +182,11 @@ class RemoteVaePatcher(PatcherOfPool):
 
     def partially_unload(self, device_to, memory_to_free=0, force_patch_weights=False) -> int:
         """All of it or nothing."""
-        freed = self.loaded_size()
-        if freed:
+        if freed := self.loaded_size():
             give_back(self.remote, park=False)
         return freed
 
     def detach(self, unpatch_all=True):
-        """ComfyUI unloads it."""
         if unpatch_all:
             give_back(self.remote, park=False)
         return super().detach(unpatch_all)
@@ -226,21 +207,8 @@ class ParallelVae(comfy.sd.VAE):
         self.memory_used_encode = lambda shape, dtype: source.memory_used_encode(shape, dtype) / shared
 
     # *Select VAE Device* sets both in a copy, and so for a device on which nothing of this VAE is.
-    @property
-    def device(self) -> torch.device:
-        """Where ComfyUI puts what goes to the pool."""
-        return torch.device("cpu")
-
-    @device.setter
-    def device(self, device: torch.device) -> None: ...
-
-    @property
-    def first_stage_model(self) -> RemoteVae:
-        """In the pool."""
-        return self.remote
-
-    @first_stage_model.setter
-    def first_stage_model(self, network: Any) -> None: ...
+    device = property(lambda self: torch.device("cpu"), lambda self, device: None)
+    first_stage_model = property(lambda self: self.remote, lambda self, network: None)
 
     def prepare_decode(self, *args: Any, **kwargs: Any):
         """Called by nodes that use more of the network than `decode` (Trellis 2): ComfyUI's own is loaded for them."""

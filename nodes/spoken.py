@@ -25,12 +25,14 @@ def in_language(text: str, language: str) -> str:
     return _speak(as_said(text), read_table(language)) if language != "en" else str(text)
 
 
-def _speak(text: Said, table: dict[str, str]) -> str:
-    values = text.values
-    if isinstance(values, tuple):
-        return _joined([_spoken(value, table) for value in values], table.get(text.template, text.template))
-    said = {name: _spoken(value, table) for name, value in values.items()}
-    return fill(table.get(text.template, text.template), said.get)
+def _speak(text: str, table: dict[str, str]) -> str:
+    if not isinstance(text, Said):
+        return text
+    template = table.get(text.template, text.template)
+    if isinstance(text.values, tuple):
+        return _joined([_speak(value, table) for value in text.values], template)
+    said = {name: _speak(value, table) for name, value in text.values.items()}
+    return fill(template, said.get)
 
 
 def _joined(parts: list[str], between: str) -> str:
@@ -39,7 +41,3 @@ def _joined(parts: list[str], between: str) -> str:
     for part in parts[1:]:
         text += part if between == " " and text.endswith(_STOPS) else between + part
     return text
-
-
-def _spoken(value: str, table: dict[str, str]) -> str:
-    return _speak(value, table) if isinstance(value, Said) else value

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -67,15 +67,13 @@ class RunRecord:
         return self.details is not None and all(degree == 1 for degree in self.details.degrees.values())
 
 
-@dataclass
 class RunHistory:
     """Of this process. Nodes write and the panel reads, from several threads."""
 
-    prompt: str = ""
-    spans: list[Span] = field(default_factory=list)
-    runs: deque[RunRecord] = field(default_factory=lambda: deque(maxlen=MOST_RUNS))
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self.prompt = ""
+        self.spans: list[Span] = []
+        self.runs: deque[RunRecord] = deque(maxlen=MOST_RUNS)
         self._lock = threading.Lock()
         self._on_one_rank: dict[Hashable, RunRecord] = {}
 

@@ -40,23 +40,17 @@ def read_status() -> dict[str, Any]:
     from workers.client.pool_registry import known_pools
 
     pools = known_pools()
-    statuses = [_ask(pool) for pool in pools]
-    ranks = [_processes(pool) for pool in pools]
+    processes = [_processes(pool) for pool in pools]
     held = {device: _held(pool) for pool in pools if pool.spec.device_type == "cuda" for device in pool.spec.devices}
+    memory, own = psutil.virtual_memory(), psutil.Process().memory_info()
     return {
         "version": VERSION,
-        "pools": [_pool(*each) for each in zip(pools, statuses, ranks, strict=True)],
-        "gpus": read_gpus({process.pid for processes in ranks for process in processes}, held),
-        "host": _host(),
+        "pools": list(map(_pool, pools, processes)),
+        "gpus": read_gpus({process.pid for several in processes for process in several}, held),
+        "host": {"total": memory.total, "available": memory.available, "comfyui": own.rss},
         "notes": [note.to_data() for note in host_notes()],
         **HISTORY.to_mapping(),
     }
-
-
-def _ask(pool: PoolClient) -> Status | None:
-    with contextlib.suppress(ParallelError):  # it died at this moment
-        return pool.status(ANSWER_SECONDS)
-    return None
 
 
 def _processes(pool: PoolClient) -> list[psutil.Process]:
@@ -74,12 +68,13 @@ def _held(pool: PoolClient) -> int:
     return sum(model.bytes for model in pool.models) + sum(map(pool.held_bytes, pool.vaes))
 
 
-def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Process]) -> dict[str, Any]:
-    running = pool.pool
-    dead = running is not None and not running.alive
-    state = status.state if status is not None else "dead" if dead else "off"
-    wait = pool.waits_for
-    death = running.death() if dead and running is not None else None
+def _pool(pool: PoolClient, processes: Sequence[psutil.Process]) -> dict[str, Any]:
+    running, wait = pool.pool, pool.waits_for
+    status: Status | None = None
+    with contextlib.suppress(ParallelError):  # it died at this moment
+        status = pool.status(ANSWER_SECONDS)
+    death = running.death() if running is not None and not running.alive else None
+    state = status.state if status is not None else "off" if death is None else "dead"
     works = state not in ("off", "dead", "idle")
     return {
         "name": str(pool.spec),
@@ -196,11 +191,6 @@ def share_out(
     pool = min(pool, used)
     comfyui = min(comfyui, used - pool)
     return {"pool": pool, "comfyui": comfyui, "others": used - pool - comfyui, "exact": exact}
-
-
-def _host() -> dict[str, int]:
-    memory, own = psutil.virtual_memory(), psutil.Process().memory_info()
-    return {"total": memory.total, "available": memory.available, "comfyui": own.rss}
 
 
 def _resident_bytes(processes: Sequence[psutil.Process]) -> int:
