@@ -14,8 +14,6 @@ _NAME = "parallel_dit_early"
 def _start_early() -> None:
     pack = Path(__file__).resolve().parent
     spec = importlib.util.spec_from_file_location(_NAME, pack / "__init__.py", submodule_search_locations=[str(pack)])
-    assert spec is not None
-    assert spec.loader is not None
     sys.modules[_NAME] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, "NODE_CLASS_MAPPINGS"):  # it is not left out

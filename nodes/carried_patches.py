@@ -8,6 +8,7 @@ import itertools
 import types
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -123,8 +124,7 @@ class _Making:
     def patch(self, value: Any) -> Patch | None:
         """A function or object as a patch; None where it does nothing at this sigma."""
         if id(value) in self._met:
-            known = self._met[id(value)][1]
-            return None if known is None else Patch(known.code, known.number, known.kept, known.since)
+            return self._met[id(value)][1]
         code = code_of(value)
         rule = rule_of(code)
         if rule is None:
@@ -133,9 +133,9 @@ class _Making:
         if rule.between is not None and not self._within(*(found[name] for name in rule.between)):
             self._met[id(value)] = value, None
             return None
-        number = len(self._met)
         kept, since = (self._owner.kept_number(value), self._owner.since) if rule.remembers else (0, 0)
-        self._met[id(value)] = value, Patch(code, number, kept, since)
+        made = Patch(code, len(self._met), kept, since)
+        self._met[id(value)] = value, made
         if rule.encodes:
             _encode(value, self._x)
             found = _values_of(value)
@@ -151,7 +151,7 @@ class _Making:
         # Of a tensor that may have a row for each of a batch, nobody knows which of them are whose.
         tensors = [each for each in values.values() if isinstance(each, torch.Tensor)]
         self.together |= rule.together or any(each.ndim > 1 and each.shape[0] > 1 for each in tensors)
-        return Patch(code, number, kept, since, values)
+        return replace(made, values=values)
 
     def _within(self, largest: float, least: float) -> bool:
         sigmas = self._options.get("sigmas")

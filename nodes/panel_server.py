@@ -16,9 +16,8 @@ from parallel_runtime.errors import LAST, ParallelError
 
 from .model_nodes import REFUSED
 from .panel.actions import ACTIONS, keep_house
-from .panel.diagnostics import read_newest, write_diagnostics
 from .panel.settings import default_config, read_settings
-from .panel.status import clean, read_status
+from .panel.status import clean, read_newest, read_status, write_diagnostics
 
 log = logging.getLogger("parallel_dit")
 AT_ONCE_SECONDS = 0.3

@@ -49,13 +49,13 @@ def read_degree(entry: str | int) -> int | None:
 
 
 def _menu(name: str, options: Sequence[str], tooltip: str, advanced: bool = True) -> io.Input:
-    extra = {"advanced": True} if advanced else None
-    return io.Combo.Input(name, options=list(options), default=AUTO, optional=True, extra_dict=extra, tooltip=tooltip)
+    extra, entries = {"advanced": True} if advanced else None, numbers(options)
+    return io.Combo.Input(name, options=entries, default=AUTO, optional=True, extra_dict=extra, tooltip=tooltip)
 
 
 def _count(name: str, most: int, tooltip: str) -> io.Input:
-    extra = {"advanced": True}
-    return io.Int.Input(name, default=1, min=1, max=most, optional=True, extra_dict=extra, tooltip=tooltip)
+    advanced = {"advanced": True}
+    return io.Int.Input(name, default=1, min=1, max=most, optional=True, extra_dict=advanced, tooltip=tooltip)
 
 
 class ParallelConfigNode(io.ComfyNode):
@@ -80,16 +80,14 @@ class ParallelConfigNode(io.ComfyNode):
                 ),
                 _menu(
                     "cfg",
-                    numbers(CFG_DEGREES),
+                    CFG_DEGREES,
                     tooltip="2 computes the positive and the negative prompt at the same time, on different GPUs. "
                     "Helps only where CFG is above 1.",
                 ),
-                _menu(
-                    "data", numbers(DEGREES), tooltip="Spreads the pictures of a batch over this many groups of GPUs."
-                ),
+                _menu("data", DEGREES, tooltip="Spreads the pictures of a batch over this many groups of GPUs."),
                 _menu(
                     "ulysses",
-                    numbers(DEGREES),
+                    DEGREES,
                     tooltip="Splits one picture over this many GPUs: each computes a part of the attention heads. "
                     "At most the model's head count.",
                 ),
@@ -114,13 +112,13 @@ class ParallelConfigNode(io.ComfyNode):
                 ),
                 _menu(
                     "ring",
-                    numbers(DEGREES),
+                    DEGREES,
                     tooltip="Splits one picture over this many GPUs that pass parts of it round. Helps where there are "
                     "more GPUs than attention heads, or links that Ulysses keeps waiting.",
                 ),
                 _menu(
                     "stages",
-                    numbers(STAGES),
+                    STAGES,
                     tooltip="PipeFusion: cuts the model into this many parts, each on its own GPU. Changes the picture "
                     "slightly; for GPUs joined by slow links or too small for the model. Auto never changes the "
                     'picture; "faster, slightly different" lets auto take PipeFusion where it gains.',
@@ -128,7 +126,7 @@ class ParallelConfigNode(io.ComfyNode):
                 ),
                 _menu(
                     "patches",
-                    numbers(PATCHES),
+                    PATCHES,
                     tooltip="Parts of the picture that travel through the stages one behind the other; auto: as many "
                     "as stages. More of them change the picture more. Without stages, nothing.",
                 ),

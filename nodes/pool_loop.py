@@ -40,8 +40,7 @@ def add_loop(model: RemoteModelPatcher) -> None:
 
 def _run_sampler(executor: WrapperExecutor, guider: Any, *arguments: Any, **named: Any) -> torch.Tensor:
     """Called by ComfyUI's guider in place of the sampler; see WrappersMP.SAMPLER_SAMPLE."""
-    inner = executor.wrappers[executor.idx + 1 :]
-    if inner:
+    if inner := executor.wrappers[executor.idx + 1 :]:
         # This one was there first, so those of other nodes come after it; but what they do is around a sampler.
         wrappers = [*inner, _run_sampler]
         return WrapperExecutor(executor.original, executor.class_obj, wrappers, 0).execute(guider, *arguments, **named)

@@ -49,10 +49,7 @@ class RemoteTransformer:
     which is started and filled anew. `notices` say on the node that is running what it waits for, and what ran."""
 
     def __init__(
-        self,
-        model: ModelRequest,
-        notices: RunNotices,
-        connect: Callable[[ParallelConfig], PoolClient] = _connect,
+        self, model: ModelRequest, notices: RunNotices, connect: Callable[[ParallelConfig], PoolClient] = _connect
     ):
         self.model = model
         self.notices = notices

@@ -1,9 +1,12 @@
-"""All pools of this ComfyUI as plain data: devices, models, memory, what goes on, what ran. Waits for no job."""
+"""All pools of this ComfyUI as plain data, and as a text for bug reports: devices, models, memory, what goes on, what
+ran, ends of the logs. Waits for no job, and says nothing that is secret or names a person."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import platform
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +17,8 @@ import psutil
 
 from parallel_runtime.comfyui_contracts import host_notes
 from parallel_runtime.errors import ParallelError
+from parallel_runtime.measured import find_version
+from workers.pool_log import read_tail
 
 from .run_history import HISTORY
 
@@ -26,6 +31,9 @@ if TYPE_CHECKING:
 VERSION = 1
 """Of the answer's form; a field may be added without another number."""
 ANSWER_SECONDS = 1.0
+_PACKAGES = ("torch", "safetensors", "msgspec", "nvidia-ml-py", "comfyui-frontend-package")
+_LINES = 60
+"""Of each log in a bug report."""
 _NAMED = re.compile(
     r"(?i)\b([\w-]*(?:secret|token(?!s)|password|passwd|api[_-]?key)[\w-]*[\"']?\s*[=:]\s*[\"']?)[^\s\"']+"
 )
@@ -51,6 +59,31 @@ def read_status() -> dict[str, Any]:
         "notes": [note.to_data() for note in host_notes()],
         **HISTORY.to_mapping(),
     }
+
+
+def write_diagnostics() -> str:
+    """For bug reports: versions, state, ends of the logs."""
+    from workers.client.pool_registry import known_pools
+
+    lines = ["Parallel DiT diagnostics", f"Python {platform.python_version()}, {platform.platform()}"]
+    lines += [f"{name} {find_version(name) or 'is missing'}" for name in _PACKAGES]
+    status = read_status()
+    for run in status["runs"][:3]:
+        lines.append(f"ran: {run['model']}, latent {run['latent']}, {run['plan']} {run['step_seconds']} s per step")
+    lines += ["", json.dumps({**status, "runs": [], "timeline": []}, indent=1)]
+    for pool in known_pools():
+        if pool.pool is not None:
+            lines += ["", f"last lines of {pool.pool.log.name}:", *read_tail(pool.pool.log).splitlines()[-_LINES:]]
+    return clean("\n".join(lines))
+
+
+def read_newest(folder: Path) -> str:
+    """`read_tail` of the log that was written last; "" where there is none."""
+    try:
+        newest = max(folder.glob("*.log"), key=lambda path: path.stat().st_mtime, default=None)
+    except OSError:  # one was removed meanwhile
+        return ""
+    return read_tail(newest) if newest is not None else ""
 
 
 def _processes(pool: PoolClient) -> list[psutil.Process]:
