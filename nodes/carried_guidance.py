@@ -58,7 +58,6 @@ def read_guidance(model_options: Mapping[str, Any], guider: Any) -> tuple[Guidan
 
 
 def read_guider(guider: Any) -> Guider:
-    """A guider that ranks know."""
     rule = GUIDER_RULES[class_name(type(guider))]
     return Guider(rule.code, {name: getattr(guider, name) for name in rule.values})
 

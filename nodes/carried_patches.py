@@ -112,8 +112,6 @@ def _ranges(value: Any) -> Iterator[tuple[float, float]]:
 
 
 class _Making:
-    """The patches of one call."""
-
     def __init__(self, owner: CarriedPatches, options: Mapping[str, Any], x: torch.Tensor):
         self._owner = owner
         self._options = options
@@ -183,7 +181,6 @@ def code_of(value: Any) -> str:
 
 
 def _is_known(value: Any) -> bool:
-    """Whether a rank can make it again."""
     return rule_of(code_of(value)) is not None
 
 

@@ -20,7 +20,6 @@ from workers.processes import end_tree
 
 PACK_ROOT = Path(__file__).resolve().parent.parent
 COMMAND = (sys.executable, "-m", "workers.doctor", "--json", "--end-with-parent")
-LIMIT_SECONDS = 300.0  # the doctor bounds each of its parts; this is for a doctor that hangs itself
 POLL_SECONDS = 0.1
 END_SECONDS = 15.0
 FIX = said("Run python -m workers.doctor in {pack_root} to see more.", pack_root=PACK_ROOT)
@@ -36,10 +35,7 @@ class Verdict:
 
 
 def run_doctor(
-    devices: str,
-    should_cancel: Callable[[], bool],
-    command: Sequence[str] = COMMAND,
-    limit_seconds: float = LIMIT_SECONDS,
+    devices: str, should_cancel: Callable[[], bool], command: Sequence[str] = COMMAND, limit_seconds: float = 300.0
 ) -> Verdict:
     """Run the doctor for `devices` (as in ParallelConfig) and wait for it.
 
@@ -48,7 +44,7 @@ def run_doctor(
         ConfigurationError: devices that are not there.
         PoolError: it came to no report.
     """
-    deadline = time.monotonic() + limit_seconds
+    deadline = time.monotonic() + limit_seconds  # it bounds each of its parts; this is for a doctor that hangs itself
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaint:
         process = subprocess.Popen(
             [*command, "--devices", devices],
@@ -63,10 +59,8 @@ def run_doctor(
                 if should_cancel():
                     raise Cancelled
                 if time.monotonic() > deadline:
-                    seconds = f"{limit_seconds:.0f}"
-                    raise PoolError(
-                        said("The doctor came to no end within {limit_seconds} seconds.", limit_seconds=seconds), FIX
-                    )
+                    text = "The doctor came to no end within {limit_seconds} seconds."
+                    raise PoolError(said(text, limit_seconds=f"{limit_seconds:.0f}"), FIX)
                 time.sleep(POLL_SECONDS)
         finally:
             if process.poll() is None:  # asked to end, it takes its ranks along

@@ -31,7 +31,6 @@ class ParallelExtension(ComfyExtension):
 
     @override
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        """Node classes, in the order of the menu."""
         await self.on_load()  # which ComfyUI 0.8.0 declares and never calls
         return [
             ParallelConfigNode,

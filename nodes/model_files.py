@@ -42,12 +42,9 @@ def find_gguf_pack(path: Path) -> str:
     # ComfyUI's own module of that name, and not this package.
     classes = getattr(sys.modules.get("nodes"), "NODE_CLASS_MAPPINGS", {})
     if (node := classes.get("UnetLoaderGGUF")) is None:
+        text = "{path} is a GGUF file, which ComfyUI reads with the pack ComfyUI-GGUF, and that is not installed."
         raise UnsupportedModelError(
-            said(
-                "{path} is a GGUF file, which ComfyUI reads with the pack ComfyUI-GGUF, and that is not installed.",
-                path=path,
-            ),
-            "Install ComfyUI-GGUF, or choose a safetensors file of this model.",
+            said(text, path=path), "Install ComfyUI-GGUF, or choose a safetensors file of this model."
         )
     return str(Path(inspect.getfile(node)).parent)
 
@@ -71,21 +68,15 @@ def open_model_file(path: Path, weight_dtype: str = "default") -> tuple[HostFile
     network = file.build()
     for made in (file.config, network):
         if not type(made).__module__.startswith("comfy."):
-            whose = who_made(type(made))
+            text = "{name} is a model of a node pack's own, {whose}, which the workers do not have."
             raise UnsupportedModelError(
-                said(
-                    "{name} is a model of a node pack's own, {whose}, which the workers do not have.",
-                    name=file.path.name,
-                    whose=whose,
-                ),
+                said(text, name=file.path.name, whose=who_made(type(made))),
                 "Load it with Load Diffusion Model, or with that pack's loader.",
             )
-    why = NOTHING
-    if missing := file.missing(network):
-        why = said(
-            "The file lacks {count} of the network's weights, first {name}: what is in their place is by chance, as "
-            "with ComfyUI's own loader.",
-            count=len(missing),
-            name=missing[0],
-        )
-    return file, why
+    if not (missing := file.missing(network)):
+        return file, NOTHING
+    text = (
+        "The file lacks {count} of the network's weights, first {name}: what is in their place is by chance, as "
+        "with ComfyUI's own loader."
+    )
+    return file, said(text, count=len(missing), name=missing[0])

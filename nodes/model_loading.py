@@ -30,7 +30,6 @@ WEIGHT_DTYPES = [DEFAULT_DTYPE, "bf16", "fp16", "fp32", "fp8_e4m3fn", FAST_FLOAT
 
 
 def model_inputs() -> list[io.Input]:
-    """What both loaders ask beside the file."""
     return [
         io.Combo.Input(
             "weight_dtype",

@@ -41,7 +41,6 @@ def _giver(value: Any) -> str | None:
 
 
 def _givers(node: Mapping[str, Any]) -> list[str]:
-    """The nodes that a node's links come from."""
     return [start for value in node.get("inputs", {}).values() if (start := _giver(value)) is not None]
 
 

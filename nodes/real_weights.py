@@ -91,7 +91,6 @@ class LayersHere:
         self._patched: tuple[tuple[str, str], dict[str, torch.nn.Module]] | None = None
 
     def put_into(self, transformer: torch.nn.Module) -> None:
-        """Have a network without weights run them."""
         for name in self._names:
             transformer.get_submodule(name).forward = partial(self._run, name)
 

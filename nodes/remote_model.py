@@ -104,12 +104,8 @@ def _invoke(
 
 def _refuse(name: str, method: str, *_: Any, **__: Any) -> None:
     """In place of a method that needs the weights and that the pool does not run."""
-    raise UnsupportedModelError(
-        said(
-            "Before a run ComfyUI asks {name} for {method}, which the workers cannot compute.", name=name, method=method
-        ),
-        "Load this model with Load Diffusion Model.",
-    )
+    text = "Before a run ComfyUI asks {name} for {method}, which the workers cannot compute."
+    raise UnsupportedModelError(said(text, name=name, method=method), "Load this model with Load Diffusion Model.")
 
 
 def reference_method(transformer: Any) -> str | None:
@@ -145,8 +141,7 @@ def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouc
             # Video and audio go as one tensor, as ComfyUI's sampler has them.
             packed, shapes = comfy.utils.pack_latents(call.x)
             conditioning = {**call.conditioning, LATENT_SHAPES: [list(shape) for shape in shapes]}
-            call = replace(call, x=packed, conditioning=conditioning)
-            output = remote.forward(call, interrupted)
+            output = remote.forward(replace(call, x=packed, conditioning=conditioning), interrupted)
             return comfy.utils.unpack_latents(output, shapes)
 
     setattr(transformer, name, forward)

@@ -155,7 +155,6 @@ class RemoteModelPatcher(PatcherOfTransformer):
         ]
 
     def cleanup(self) -> None:
-        """Called after each sampling run."""
         super().cleanup()
         # ComfyUI calls this in a `finally`: where an error or a cancel ends the run, it is on its way now.
         self.remote.finish_run(whole=sys.exc_info()[0] is None)

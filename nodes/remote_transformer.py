@@ -79,7 +79,6 @@ class RemoteTransformer:
         return _USED.get(self.model.key, self) is self
 
     def shares(self, device: torch.device) -> bool:
-        """Whether a rank may compute on this device of ComfyUI's, and so compete for its memory."""
         return may_compute_on(self.model.config, device)
 
     def load(self, should_cancel: Callable[[], bool], make_room: Callable[[int], None] | None = None) -> Loaded:

@@ -87,7 +87,6 @@ class RemoteVae:
         return self._pool.held_bytes(self.request) if self._pool is not None else 0
 
     def shares(self, device: torch.device) -> bool:
-        """Whether a rank may compute on this device of ComfyUI's, and so compete for its memory."""
         return may_compute_on(self._config, device)
 
     def __getattr__(self, name: str) -> Any:
@@ -107,7 +106,6 @@ class RemoteVae:
         return (shape[0], source.output_channels, *_scaled(shape, source.upscale_ratio, source.latent_dim))
 
     def decode(self, z: torch.Tensor, output_buffer: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
-        """In the pool."""
         memory = self.source.memory_used_decode(z.shape, z.dtype)
         answer = math.prod(self.decode_output_shape(z.shape)) * z.dtype.itemsize
         return self._run("decoder", z, memory, answer, options, output_buffer)
@@ -177,7 +175,6 @@ class RemoteVaePatcher(PatcherOfPool):
         )
 
     def loaded_size(self) -> int:
-        """Bytes that it has there."""
         return self.remote.resident_bytes if self.remote.shares(self.load_device) else 0
 
     def partially_unload(self, device_to, memory_to_free=0, force_patch_weights=False) -> int:
@@ -193,8 +190,6 @@ class RemoteVaePatcher(PatcherOfPool):
 
 
 class ParallelVae(comfy.sd.VAE):
-    """ComfyUI's VAE with its network in the pool."""
-
     def __init__(self, remote: RemoteVae):
         source = remote.source
         self.__dict__.update(vars(source))
@@ -219,7 +214,6 @@ class ParallelVae(comfy.sd.VAE):
         return self.decode(samples)
 
     def encode_tiled(self, pixel_samples, *args: Any, **kwargs: Any):
-        """Without tiles."""
         return self.encode(pixel_samples)
 
     def get_sd(self):
@@ -231,9 +225,8 @@ def describe(remote: RemoteVae) -> Said:
     """Who runs it, a sentence or two."""
     network, ranks = remote.source.first_stage_model, remote.request.ranks
     if ranks > 1 and not (find_half(network, "decoder") or find_half(network, "encoder")):
-        return said(
-            "{name} runs on one of the devices: its pictures cannot be shared out.", name=type(network).__name__
-        )
+        text = "{name} runs on one of the devices: its pictures cannot be shared out."
+        return said(text, name=type(network).__name__)
     if ranks > 1:
         return said("Encodes and decodes on {count} devices, each with its rows of the picture.", count=ranks)
     return said("Encodes and decodes on one device.")

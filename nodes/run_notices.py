@@ -65,7 +65,6 @@ class RunNotices:
         """Why this run's loop goes step by step; empty where the pool runs it."""
 
     def begin(self) -> None:
-        """A sampling run begins."""
         self.obstacles = (_BY_ITSELF,)
         self._last: tuple[Finished, PlanDetails | None, tuple[int, ...], int, Hashable] | None = None
         self._times: list[float] = []
@@ -128,7 +127,6 @@ class RunNotices:
         return seconds * calls / (steps or calls)
 
     def computed(self) -> None:
-        """A step is through."""
         self._times.append(self._clock())
         self.waits.end()
 

@@ -15,8 +15,6 @@ from parallel_runtime.requests.comfyui_code import Scalar
 from parallel_runtime.requests.conditioning import BRANCHES, OPTIONS, Shared
 from parallel_runtime.sampling.own_timesteps import BESIDE, FIRST
 
-_NOT_CONDITIONING = ("control", "transformer_options")
-
 
 @dataclass(frozen=True)
 class TransformerCall:
@@ -48,15 +46,12 @@ def read_call(
 ) -> TransformerCall:
     """Name the arguments of a call by the signature of the family's own `_forward` (without self): x and the timestep
     come first in all of them. `shared` are one for all rows of the batch, whatever their shape."""
-    bound = signature.bind(*args, **kwargs)
-    arguments: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            arguments |= value
-        else:
-            arguments[name] = value
+    arguments = signature.bind(*args, **kwargs).arguments
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(name, {})
     x, timestep = (arguments.pop(name) for name in list(signature.parameters)[:2])
-    control, options = (arguments.pop(name, None) for name in _NOT_CONDITIONING)
+    control, options = (arguments.pop(name, None) for name in ("control", "transformer_options"))
     conditioning = {
         name: Shared(value) if name in shared and not isinstance(value, Scalar) else value
         for name, value in arguments.items()

@@ -37,12 +37,9 @@ class Untouched:
         """Look at everything, in a few milliseconds; RequestError with what was changed."""
         if found := list(self._changes()):
             more = said(" and {count} more", count=len(found) - _NAMED) if len(found) > _NAMED else ""
+            text = "The workers cannot carry changes inside of the transformer: {found}{more}."
             raise RequestError(
-                said(
-                    "The workers cannot carry changes inside of the transformer: {found}{more}.",
-                    found=", ".join(found[:_NAMED]),
-                    more=more,
-                ),
+                said(text, found=", ".join(found[:_NAMED]), more=more),
                 "Remove the node that makes them and run *Free model and node cache*, as they stay in the MODEL; or "
                 "load the model with Load Diffusion Model.",
             )
@@ -83,7 +80,6 @@ class _Module:
         self.tensors = {name: (tensor, _state(tensor)) for name, tensor in _tensors_of(module).items()}
 
     def changes(self) -> Iterator[str]:
-        """What is not as it was, in words."""
         parts = _parts_of(self.module)
         for name in sorted(self._parts.keys() | parts.keys()):
             if self._parts.get(name) is not parts.get(name):

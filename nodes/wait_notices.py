@@ -61,7 +61,6 @@ class WaitNotices:
         self._doing, self._reason, self._since = doing, doing, self.clock()
 
     def about(self, wait: Wait) -> None:
-        """What the request waits for now."""
         reason, done, total = self._doing if wait.reason == "job" else wait.reason, wait.done, wait.total
         now = self.clock()
         if reason != self._reason:

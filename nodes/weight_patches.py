@@ -55,11 +55,10 @@ class PatchReader:
 def bypass_of(injections: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, float]]:
     """The layers that ComfyUI's bypass LoRA is to act beside: ComfyUI's name -> adapter and strength."""
     found: dict[str, tuple[Any, float]] = {}
-    for each in injections.values():
-        if is_bypass(each):
-            for manager in _managers(each):
-                hooked = {id(hook.adapter) for hook in manager.hooks}
-                found |= {key: value for key, value in manager.adapters.items() if id(value[0]) in hooked}
+    for each in filter(is_bypass, injections.values()):
+        for manager in _managers(each):
+            hooked = {id(hook.adapter) for hook in manager.hooks}
+            found |= {key: value for key, value in manager.adapters.items() if id(value[0]) in hooked}
     return found
 
 

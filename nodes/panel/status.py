@@ -138,7 +138,6 @@ def clean(text: str) -> str:
 
 
 def _cleaned(data: Any) -> Any:
-    """A text's data without what is nobody else's concern."""
     if isinstance(data, str):
         return clean(data)
     if isinstance(data, dict):
