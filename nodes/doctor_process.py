@@ -37,13 +37,8 @@ class Verdict:
 def run_doctor(
     devices: str, should_cancel: Callable[[], bool], command: Sequence[str] = COMMAND, limit_seconds: float = 300.0
 ) -> Verdict:
-    """Run the doctor for `devices` (as in ParallelConfig) and wait for it.
-
-    Raises:
-        Cancelled: `should_cancel` said so; the doctor and what it had started are gone.
-        ConfigurationError: devices that are not there.
-        PoolError: it came to no report.
-    """
+    """Run the doctor for `devices` (as in ParallelConfig) and wait for it. Raises Cancelled where `should_cancel` ended
+    it and what it had started, ConfigurationError for devices that are not there, PoolError where no report came."""
     deadline = time.monotonic() + limit_seconds  # it bounds each of its parts; this is for a doctor that hangs itself
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaint:
         process = subprocess.Popen(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
-from typing_extensions import override
 
 from .panel_server import serve_panel
 from .parallel_config import ParallelConfigNode
@@ -15,12 +14,8 @@ from .start_setting import start_pool_if_wished
 
 
 class ParallelExtension(ComfyExtension):
-    """Parallel Config, Parallel Loader, Parallel Checkpoint Loader, Parallel Sampler, Parallel VAE,
-    Parallel Doctor."""
-
     _loaded = False
 
-    @override
     async def on_load(self) -> None:
         """Add routes, and start the pool now, unless the last session did not use it or the artist set that."""
         if self._loaded:
@@ -29,7 +24,6 @@ class ParallelExtension(ComfyExtension):
         serve_panel()
         start_pool_if_wished()
 
-    @override
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         await self.on_load()  # which ComfyUI 0.8.0 declares and never calls
         return [

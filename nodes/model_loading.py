@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,17 +55,6 @@ def wished_config(parallel_config: Mapping[str, Any] | None) -> ParallelConfig:
     return ParallelConfig.from_mapping(parallel_config)
 
 
-def file_stamp(find: Callable[[], Path]) -> str:
-    """What changes when the files of a loader's choice do, or the default configuration; why they are not found where
-    they are not."""
-    from parallel_runtime.loading.files import identity
-
-    try:
-        return f"{identity(find())} {default_config(read_settings())}"
-    except ParallelError as error:
-        return str(error)  # execute says it to the artist
-
-
 def load_on_node(
     path: Path, hidden: Any, weight_dtype: str = DEFAULT_DTYPE, parallel_config: Mapping[str, Any] | None = None
 ) -> tuple[RemoteModelPatcher, Said]:
@@ -106,9 +95,8 @@ def _make_model(
             get_pool(config).begin()
     file, why = open_model_file(path, weight_dtype)
     weights, cast = choose_types(file, weight_dtype)
-    plain = None if file.stored is None else weights
     gguf = file.pack.folder if file.pack is not None else ""
-    code = comfyui_code(plain, weight_dtype == FAST_FLOAT8, gguf)
+    code = comfyui_code(None if file.stored is None else weights, weight_dtype == FAST_FLOAT8, gguf)
     dtype = str(cast or weights).removeprefix("torch.")
     request = ModelRequest(str(path), dtype, config, file.identity, code, size)
     remote = RemoteTransformer(request, notices_on_running_node(path.name))

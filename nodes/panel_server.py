@@ -87,12 +87,8 @@ def _action(name: str) -> Callable[[web.Request], Awaitable[web.Response]]:
 
 
 async def _read(request: web.Request) -> dict[str, Any]:
-    """The JSON object of a request; an empty one where nothing was sent.
-
-    Raises:
-        HTTPBadRequest: something else.
-        HTTPRequestEntityTooLarge: it is longer than `LARGEST`; the rest is not read.
-    """
+    """The JSON object of a request, empty where nothing was sent; HTTPBadRequest for something else, and
+    HTTPRequestEntityTooLarge for one longer than `LARGEST`, of which the rest is not read."""
     body = b""
     async for piece in request.content.iter_chunked(LARGEST):  # as they come: the first need not be all
         body += piece

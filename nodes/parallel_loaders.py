@@ -9,12 +9,13 @@ import comfy.sd
 import folder_paths
 from comfy_api.latest import io
 
-from parallel_runtime.errors import CheckpointError
+from parallel_runtime.errors import CheckpointError, ParallelError
 from parallel_runtime.said import said
 
 from .model_files import list_gguf_files
-from .model_loading import file_stamp, load_on_node, model_inputs
+from .model_loading import load_on_node, model_inputs
 from .node_text import failing_shown, make_schema, show_text
+from .panel.settings import default_config, read_settings
 
 _LOADER_WORDS = (
     "load diffusion", "multi gpu", "all gpus", "distributed", "parallel", "flux", "qwen", "wan", "z-image", "ltx",
@@ -23,7 +24,7 @@ _LOADER_WORDS = (
 """By which artists look for what loads a model: what it is, how many GPUs it takes, whose model it is."""
 
 
-def find_model(name: str, folder: str = "diffusion_models") -> Path:
+def _find_model(name: str, folder: str) -> Path:
     """Path of an entry of the menu of a folder of ComfyUI; CheckpointError where it is no longer there."""
     path = folder_paths.get_full_path(folder, name)
     if path is None:
@@ -32,6 +33,16 @@ def find_model(name: str, folder: str = "diffusion_models") -> Path:
             "Refresh the list of models (key R) and choose one of it.",
         )
     return Path(path)
+
+
+def _file_stamp(name: str, folder: str) -> str:
+    """What changes when a file is replaced on disk, or the default configuration; why it is not found, if so."""
+    from parallel_runtime.loading.files import identity
+
+    try:
+        return f"{identity(_find_model(name, folder))} {default_config(read_settings())}"
+    except ParallelError as error:
+        return str(error)  # execute says it to the artist
 
 
 class ParallelLoader(io.ComfyNode):
@@ -58,14 +69,13 @@ class ParallelLoader(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, model_name: str, **others: Any) -> str:
-        """Change when the files behind the name do: a model that was replaced on disk is loaded again."""
-        return file_stamp(lambda: find_model(model_name))
+        return _file_stamp(model_name, "diffusion_models")
 
     @classmethod
     @failing_shown()
     def execute(cls, model_name: str, **chosen: Any) -> io.NodeOutput:
         """Load the model and show the plan; see `load_on_node`."""
-        model, text = load_on_node(find_model(model_name), cls.hidden, **chosen)
+        model, text = load_on_node(_find_model(model_name, "diffusion_models"), cls.hidden, **chosen)
         return io.NodeOutput(model, ui=show_text(cls.hidden.unique_id, text))
 
 
@@ -104,20 +114,17 @@ class ParallelCheckpointLoader(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, ckpt_name: str, **others: Any) -> str:
-        """Change when the file behind the name does."""
-        return file_stamp(lambda: find_model(ckpt_name, "checkpoints"))
+        return _file_stamp(ckpt_name, "checkpoints")
 
     @classmethod
     @failing_shown()
     def execute(cls, ckpt_name: str, **chosen: Any) -> io.NodeOutput:
         """Load the model in the pool, as `load_on_node`, CLIP and VAE here."""
-        path = find_model(ckpt_name, "checkpoints")
+        path = _find_model(ckpt_name, "checkpoints")
         # First, as it is what may be refused.
         model, text = load_on_node(path, cls.hidden, **chosen)
         _, clip, vae, clip_vision = comfy.sd.load_checkpoint_guess_config(
             str(path),
-            output_vae=True,
-            output_clip=True,
             output_clipvision=True,
             embedding_directory=folder_paths.get_folder_paths("embeddings"),
             output_model=False,

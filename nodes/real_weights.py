@@ -62,11 +62,9 @@ class Source:
 
 
 def give_weights(transformer: torch.nn.Module, source: Source) -> None:
-    """Have `state_dict` of a network without weights read them, for those who ask for them (ControlLoRA).
-
-    As a part of a model's, for which torch asks with arguments, it stays without: there names are what is looked for.
-    Parts of the network do the same (SD3.5's ControlNets ask for its embedders').
-    """
+    """Have `state_dict` of a network without weights read them, for those who ask for them (ControlLoRA), and those of
+    its parts (SD3.5's ControlNets ask for its embedders'). As a part of a model's, for which torch asks with arguments,
+    it stays without: there names are what is looked for."""
     for part in ("", *(name for name, _ in transformer.named_children())):
         module = transformer.get_submodule(part)
         module.state_dict = partial(_state_dict, source, part, module.state_dict)  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import comfy.conds
 import comfy.model_management
 import comfy.utils
 import torch
@@ -28,11 +29,11 @@ from parallel_runtime.requests.requests import INVOKABLE
 from parallel_runtime.said import said
 
 from .interrupt import stopping_with_prompt
-from .kept_conds import keeping
 from .real_weights import LayersHere, Source, give_weights, operations_elsewhere
 from .remote_patcher import RemoteModelPatcher
 from .remote_transformer import RemoteTransformer
 from .transformer_call import read_call
+from .transportable import AROUND_LOOP
 from .untouched import Untouched
 from .weight_patches import PatchedShapes, PatchReader
 
@@ -41,8 +42,10 @@ FLOAT8 = {
     "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fn_fast": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_UNANSWERED = ("preprocess_prefix",)
-"""Methods of ComfyUI's networks that its models call before a run, for more than one tensor (SenseNova U1.5)."""
+_BROUGHT = (comfy.conds.CONDRegular, comfy.conds.CONDCrossAttn)
+"""Conditionings that ComfyUI brings to the model's device at each call, whatever they are."""
+_UNANSWERED = "preprocess_prefix"
+"""Method of a network (SenseNova U1.5) that its model calls before a run, for more than one tensor."""
 
 
 def choose_types(file: HostFile, weight_dtype: str) -> tuple[torch.dtype, torch.dtype | None]:
@@ -53,8 +56,7 @@ def choose_types(file: HostFile, weight_dtype: str) -> tuple[torch.dtype, torch.
     weights = (DTYPES | FLOAT8).get(weight_dtype) or comfy.model_management.unet_dtype(
         model_params=file.parameters, supported_dtypes=supported, weight_dtype=file.stored
     )
-    quantised = file.stored is None
-    cast = comfy.model_management.unet_manual_cast(None if quantised else weights, device, supported)
+    cast = comfy.model_management.unet_manual_cast(None if file.stored is None else weights, device, supported)
     if (compute := cast or weights) not in DTYPES.values():
         raise RequestError(
             said("ComfyUI would compute this model in {compute}, which the workers do not have.", compute=compute),
@@ -77,8 +79,7 @@ def build_model(
     model.memory_required = lambda *args, **kwargs: 0
     shared: set[str] = set()
     model.extra_conds = keeping(model, shared)
-    quantised = getattr(config, "quant_config", None)
-    source = Source(remote, None if quantised else weights)
+    source = Source(remote, None if getattr(config, "quant_config", None) else weights)
     model.parallel_source = source
     give_weights(model.diffusion_model, source)
     data = find_network(type(model.diffusion_model))
@@ -102,10 +103,45 @@ def _invoke(
         return remote.invoke(method, arguments, interrupted).to(first)
 
 
-def _refuse(name: str, method: str, *_: Any, **__: Any) -> None:
+def _refuse(name: str, *_: Any, **__: Any) -> None:
     """In place of a method that needs the weights and that the pool does not run."""
     text = "Before a run ComfyUI asks {name} for {method}, which the workers cannot compute."
-    raise UnsupportedModelError(said(text, name=name, method=method), "Load this model with Load Diffusion Model.")
+    raise UnsupportedModelError(said(text, name=name, method=_UNANSWERED), "Load this model with Load Diffusion Model.")
+
+
+def keeping(model: Any, shared: set[str]) -> Callable[..., dict[str, Any]]:
+    """`extra_conds` of a BaseModel, with conditionings brought to the device once a run, and not once a step: ComfyUI
+    copies them at every call into one new tensor on the host (`cond_cat`), which it brings to the GPU and casts to the
+    model's type, 3 to 4 ms of a step of FLUX.1, by a profile on an H200. They keep their type here: ControlNets of
+    another type read them, too. They stay where they are where a wrapper, which would see them before ComfyUI brings
+    them, is added to the model. `shared` gets the names of those that all rows share."""
+    original = type(model).extra_conds
+    called = weakref.ref(model)  # which has this function: it is to go with the last reference to it
+
+    def extra_conds(**arguments: Any) -> dict[str, Any]:
+        conds = original(called(), **arguments)
+        wrapped = _wrapped(getattr(called(), "current_patcher", None))
+        for name, cond in conds.items():
+            if isinstance(cond, comfy.conds.CONDConstant):
+                shared.add(name)
+            if not wrapped and type(cond) in _BROUGHT and isinstance(cond.cond, torch.Tensor):
+                conds[name] = type(cond)(cond.cond.to(arguments.get("device")))
+        return conds
+
+    return extra_conds
+
+
+def _wrapped(patcher: Any) -> bool:
+    """Whether anything stands between ComfyUI's sampler and the model's own code, or nobody knows."""
+    if patcher is None:
+        return True
+    options = patcher.model_options
+    inside = options.get("transformer_options", {}).get("wrappers", {})
+    return "model_function_wrapper" in options or any(
+        kind not in AROUND_LOOP["wrappers"] and any(named.values())
+        for wrappers in (patcher.wrappers, inside)
+        for kind, named in wrappers.items()
+    )
 
 
 def reference_method(transformer: Any) -> str | None:
@@ -149,9 +185,8 @@ def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouc
         if hasattr(transformer, method):
             taken = inspect.signature(getattr(transformer, method))
             setattr(transformer, method, partial(_invoke, remote, method, taken))
-    for method in _UNANSWERED:
-        if hasattr(transformer, method):
-            setattr(transformer, method, partial(_refuse, type(transformer).__name__, method))
+    if hasattr(transformer, _UNANSWERED):
+        setattr(transformer, _UNANSWERED, partial(_refuse, type(transformer).__name__))
     # A wrapper around the call may have replaced this very method, which would then not get to look.
     transformer.register_forward_pre_hook(lambda *_: untouched.check_quickly())
     untouched = Untouched(transformer)

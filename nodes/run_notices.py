@@ -36,13 +36,8 @@ def describe_run(run: RunRecord) -> Said:
 
 
 class RunNotices:
-    """The notices of one model's runs; `model` is its file's name.
-
-    Args:
-        show: puts a text on the node that is running.
-        where: prompt and node that are running.
-        move_bar: (done, total) of the running node's progress bar.
-    """
+    """The notices of one model's runs; `model` is its file's name. `show` puts a text on the node that is running, and
+    `move_bar` its progress bar to (done, total); `where` tells the prompt and the node."""
 
     def __init__(
         self,
@@ -84,13 +79,8 @@ class RunNotices:
     def ran(
         self, ran: Finished, details: PlanDetails | None, latent: Sequence[int], steps: int, how: Hashable = None
     ) -> None:
-        """A call or a loop has run by a plan of these details.
-
-        Args:
-            latent: shape of x.
-            steps: of the whole run; 0 where that is not known.
-            how: what else a run's time depends on, but for its plan.
-        """
+        """A call or a loop has run by a plan of these details, on x of the shape `latent`, in a run of so many steps, 0
+        where that is not known; `how` is what else its time depends on."""
         self._last = ran, details, tuple(latent), steps, how
 
     def finish(self, whole: bool = True) -> Said:

@@ -34,7 +34,6 @@ _REBUILT = {"patches", "patches_replace", "animate2_cache"}
 _WRITTEN = "ar_state"
 """Option that a network writes into: what a rank wrote would not come back."""
 _ATTENTION = "optimized_attention_override"
-_OTHER_ATTENTION = said("another attention function (choose the kernel in Parallel Config)")
 _SENT = {"diffusion_model.params.default_ref_method", "diffusion_model.default_ref_method"}
 """Attributes of the network that are read and sent with each call."""
 _PLAIN_MODEL_OPTIONS = {"transformer_options", "disable_cfg1_optimization", "to_load_options"}
@@ -72,8 +71,9 @@ AROUND_LOOP = {
 
 def option_obstacles(options: Mapping[str, Any]) -> list[Said]:
     """Name what of `transformer_options` no data can say, beside the functions for the inside of the network."""
-    override = options.get(_ATTENTION)
-    found = [_OTHER_ATTENTION] if _is_set(override) and not is_pytorchs(override) else []
+    override, found = options.get(_ATTENTION), []
+    if _is_set(override) and not is_pytorchs(override):
+        found.append(said("another attention function (choose the kernel in Parallel Config)"))
     if _is_set(options.get(_WRITTEN)):
         found.append(said("the memory of an autoregressive sampler"))
     known = _REBUILT | _HERE_ALONE | {_WRITTEN, _ATTENTION}
@@ -171,18 +171,16 @@ def call_obstacles(
         found.append(said("extra input channels for one conditioning only"))
     for call in calls:
         branches = len(call.cond_or_uncond)
-        wanted, shape = (branches * batch, *latent_shape[1:]), tuple(call.x.shape)
-        if (shape[0], *shape[2:]) != (wanted[0], *wanted[2:]) or shape[1] < wanted[1]:
-            found.append(
-                said("a model input of shape {shape} for a latent of {latent}", shape=shape, latent=tuple(latent_shape))
-            )
+        shape, latent = tuple(call.x.shape), tuple(latent_shape)
+        if (shape[0], *shape[2:]) != (branches * batch, *latent[2:]) or shape[1] < latent[1]:
+            found.append(said("a model input of shape {shape} for a latent of {latent}", shape=shape, latent=latent))
         if branches > 1:
             found += [
                 said("a shared input {name}", name=name)
                 for name, value in call.conditioning.items()
                 if not _is_batched(value, branches * batch)
             ]
-    indices = sorted(index for call in calls for index in call.cond_or_uncond)
+    indices = [index for call in calls for index in call.cond_or_uncond]
     found += [
         said("{count} {name} evaluations a step", count=indices.count(index), name=name)
         for index, name in enumerate(conds)

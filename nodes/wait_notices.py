@@ -33,14 +33,9 @@ QUIET_SECONDS = 0.4
 
 @dataclass
 class WaitNotices:
-    """One request after the other; told many times a second what each waits for.
-
-    Args:
-        show: puts a text on the node that is running.
-        move_bar: (done, total) of that node's progress bar, in bytes.
-        note: (what, begin, end) of a part that is over, by `clock`, in seconds.
-        model: its file's name.
-    """
+    """One request after the other, of a model by its file's name; told many times a second what each waits for. `show`
+    puts a text on the node that is running, `move_bar` its progress bar to (done, total) bytes, and `note` gets (what,
+    begin, end) of a part that is over, by `clock`, in seconds."""
 
     show: Callable[[Said], None]
     move_bar: Callable[[int, int], None] = lambda done, total: None

@@ -24,10 +24,10 @@ def settings_file() -> Path:
     return Path(folder_paths.get_user_directory()) / "default" / "comfy.settings.json"
 
 
-def read_settings(file: Path | None = None) -> Mapping[str, Any]:
-    """All settings, of the default user's file or of this one; none where none were saved, or they cannot be read."""
+def read_settings() -> Mapping[str, Any]:
+    """All settings of the default user; none where none were saved, or they cannot be read."""
     try:
-        settings = json.loads((file or settings_file()).read_text(encoding="utf-8"))
+        settings = json.loads(settings_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return settings if isinstance(settings, dict) else {}

@@ -204,16 +204,8 @@ def share_out(
     used: int, by_process: Mapping[int, int], pool_pids: Collection[int], own_pid: int, known: tuple[int, int]
 ) -> dict[str, int]:
     """Whose the used bytes of a GPU are: `pool`, `comfyui`, and `others`, what the driver needs itself included.
-
-    `exact` where the driver knows these processes. In a container it often does not; then pool and ComfyUI are what
-    they know of themselves, and the rest counts as others'.
-
-    Args:
-        by_process: process -> bytes on this GPU, as the driver has it.
-        pool_pids: all processes of our pools.
-        own_pid: ComfyUI's.
-        known: bytes of the pool and of ComfyUI as they know it themselves.
-    """
+    `exact` where the driver knows these processes, as `by_process` tells (process -> bytes). In a container it often
+    does not; then pool and ComfyUI are what they know of themselves, `known`, and the rest counts as others'."""
     exact = own_pid in by_process or any(pid in by_process for pid in pool_pids)
     if exact:
         pool = sum(size for pid, size in by_process.items() if pid in pool_pids)

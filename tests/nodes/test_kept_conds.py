@@ -18,7 +18,7 @@ pytestmark = pytest.mark.host
 @pytest.fixture(scope="module")
 def conds():
     """ComfyUI's conditioning classes, and ours."""
-    theirs, ours = import_with_comfyui("comfy.conds", "nodes.kept_conds")
+    theirs, ours = import_with_comfyui("comfy.conds", "nodes.remote_model")
     return SimpleNamespace(theirs=theirs, ours=ours)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from nodes.panel import settings
 from nodes.panel.run_history import RunHistory, RunRecord, Span
 from nodes.panel.settings import language_of, read_settings
 from nodes.run_notices import RunNotices
@@ -78,9 +79,10 @@ def test_what_is_said_of_a_wait_goes_with_it():
     assert node.texts[1:] == ["Compiling , once per machine: 9 s.", "Computing (0 s)."]
 
 
-def test_the_language_is_that_of_the_canvas(tmp_path):
+def test_the_language_is_that_of_the_canvas(tmp_path, monkeypatch):
     file = tmp_path / "comfy.settings.json"
-    assert language_of(read_settings(file)) == "en"
+    monkeypatch.setattr(settings, "settings_file", lambda: file)
+    assert language_of(read_settings()) == "en"
     for text, language in (
         ('{"Comfy.Locale": "ja"}', "ja"),
         ('{"Comfy.Locale": "zh-TW"}', "zh"),
@@ -89,7 +91,7 @@ def test_the_language_is_that_of_the_canvas(tmp_path):
         ("{", "en"),
     ):
         file.write_text(text)
-        assert language_of(read_settings(file)) == language
+        assert language_of(read_settings()) == language
 
 
 def details(ulysses: int) -> PlanDetails:
