@@ -13,7 +13,6 @@ from pathlib import Path
 WEB_DIRECTORY = "./web"
 
 _PACK_ROOT = Path(__file__).resolve().parent
-_PACKAGES = ("parallel_runtime", "workers")
 _FLOOR = "0.8.0"
 """The oldest ComfyUI that this has been run with."""
 
@@ -66,7 +65,7 @@ if _why := _why_left_out():
     logging.getLogger(__name__).error(_why)
     NODE_CLASS_MAPPINGS: dict[str, type] = {}  # which ComfyUI asks for before the entry point
 else:
-    for _name in _PACKAGES:
+    for _name in ("parallel_runtime", "workers"):
         _register_package(_name)
 
 

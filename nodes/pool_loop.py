@@ -162,20 +162,19 @@ def _request(
 
 def _host_loop(asked: AskedLoop) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:
     """The loop by ComfyUI's own code, and its tensors."""
-    code = asked.remote.model.comfyui
-    data, guider, options = read_sampling(asked.sampling), read_guider(asked.guider), dict(asked.known.options)
+    code, data = asked.remote.model.comfyui, read_sampling(asked.sampling)
     assert code is not None
     assert data is not None
     bases, values, tensors = data
     loop = HostLoop(
         comfyui=code,
-        options=options,
+        options=dict(asked.known.options),
         seed=asked.extra_args["seed"],
         noise_device=asked.noise.device.type,
         bases=bases,
         values=values,
         tensors=tuple(tensors),
-        guider=guider,
+        guider=read_guider(asked.guider),
         guidance=asked.guidance,
         all_branches=asked.all_branches,
     )
