@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..acceleration.recordings import Record, RecordedForward
+from ..acceleration.recordings import RecordedForward
 from ..mesh.mesh import Mesh
 from ..switches import is_on
 from .families import find_half
@@ -19,7 +20,7 @@ Run = Callable[[torch.Tensor], torch.Tensor]
 class RecordedPart(RecordedForward):
     """Records, as `RecordedForward`, what is given with each call, and computes the same from the same rows."""
 
-    def __init__(self, record: Record | None = None):
+    def __init__(self, record: Any = None):
         super().__init__(lambda own, **kind: self._run(own), record=record)
         self._run: Run
 
