@@ -1,14 +1,12 @@
 """Ulysses: tokens are split outside of attention, heads inside (DeepSpeed-Ulysses, arXiv 2309.14509).
 
 Before attention every rank holds all heads of its own tokens, inside it holds all tokens of its own heads. One
-functional all-to-all carries query, key and value together, a second one the attended values; both trace under
-torch.compile(fullgraph=True), checked in the tests.
+functional all-to-all carries query, key and value together, a second one the attended values.
 
-The exchange is ours and not yunchang's: its all_to_all_5D and 4D copy before and after the collective, and once more
-under torch.compile, where an in-place collective becomes a functional one and a copy.
-Here the wire has the tokens outermost, so what arrives already is the whole sequence and attention reads it as
-strided views; what is sent is written in wire order by the kernel that makes it. Uneven shares are padded on the wire
-only: no padded key is ever attended.
+The exchange is ours and not yunchang's: its all_to_all_5D and 4D copy before and after the collective. Here the wire
+has the tokens outermost, so what arrives already is the whole sequence and attention reads it as strided views; what is
+sent is written in wire order by the kernel that makes it. Uneven shares are padded on the wire only: no padded key is
+ever attended.
 """
 
 from __future__ import annotations
@@ -20,15 +18,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from .kernels import Attend
-from .operators import leave_open
+
+_COLLECTIVES = torch.ops._c10d_functional
 
 
 @dataclass(frozen=True)
 class WireLayout:
     """Where tokens lie when ranks hold unequal numbers of them and the exchange wants equal shares.
-
-    Index tensors and not numbers, because numbers would become constants of a compiled graph: every size of picture
-    would then need a graph of its own.
 
     Args:
         own: (longest,) this rank's tokens with the last one repeated.
@@ -48,11 +44,7 @@ class WireLayout:
         starts = counts.cumsum(0) - counts
         tokens = places.minimum(counts - 1)  # padding repeats a rank's last token
         kept = (places < counts).flatten().nonzero().flatten()
-        layout = cls(tokens[rank].to(device), kept.to(device), (starts + tokens).flatten().to(device))
-        for indices in (layout.own, layout.kept, layout.spread):
-            # They reach a graph as attributes, whose sizes torch.compile does not learn to be dynamic by itself.
-            leave_open(indices, 0)
-        return layout
+        return cls(tokens[rank].to(device), kept.to(device), (starts + tokens).flatten().to(device))
 
 
 def ulysses_attention(
@@ -113,19 +105,13 @@ def _gather_mask(mask: torch.Tensor, group: dist.ProcessGroup, degree: int, layo
     """(batch or 1, 1, 1, local tokens) -> (batch or 1, 1, 1, tokens of all ranks)."""
     wire = mask[:, 0, 0].transpose(0, 1)
     wire = wire.contiguous() if layout is None else wire.index_select(0, layout.own)
-    collectives = torch.ops._c10d_functional
-    whole = collectives.wait_tensor(collectives.all_gather_into_tensor(wire, degree, group.group_name))
+    whole = _COLLECTIVES.wait_tensor(_COLLECTIVES.all_gather_into_tensor(wire, degree, group.group_name))
     if layout is not None:
         whole = whole.index_select(0, layout.kept)
     return whole.transpose(0, 1)[:, None, None]
 
 
 def _all_to_all(wire: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Send wire[rank] to each rank; on the first dim of what comes back is the rank that it came from.
-
-    The operators themselves, and not dist.all_to_all_single: that one fills a given tensor, which torch.compile turns
-    into the functional operator and a copy.
-    """
-    collectives = torch.ops._c10d_functional
+    """Send wire[rank] to each rank; on the first dim of what comes back is the rank that it came from."""
     sizes = [1] * wire.shape[0]
-    return collectives.wait_tensor(collectives.all_to_all_single(wire, sizes, sizes, group.group_name))
+    return _COLLECTIVES.wait_tensor(_COLLECTIVES.all_to_all_single(wire, sizes, sizes, group.group_name))

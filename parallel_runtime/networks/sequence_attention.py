@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..attention.kernels import Attend, AttentionKernel
-from ..attention.ring import RingAttention, RingLayout
+from ..attention.ring import RingAttention
 from ..attention.ulysses import WireLayout, ulysses_attention
 from ..errors import UnsupportedModelError
 from ..exchange.head_routes import HeadSharing
@@ -19,16 +19,16 @@ from ..mesh.mesh import Mesh
 from ..said import said
 
 _KEPT = 32
-"""Layouts on the device, of each kind."""
+"""Layouts on the device."""
 
 
 class AttendedTokens:
     """The tokens of all ranks, and attention over them.
 
-    `degree`, `wire`, `ring_layout` and `buffers` are what attention reads inside of compiled blocks: over how many
-    ranks the tokens are split; how uneven shares lie on the wire of the Ulysses group, and how long the chunks of the
-    ring are, None where all are equally long; the memory that the ranks share, where they share any. They follow from
-    the forward's layout and the plan alone, so the ranks agree on them.
+    `degree`, `wire`, `chunks` and `buffers` are what attention reads: over how many ranks the tokens are split; how
+    uneven shares lie on the wire of the Ulysses group, None where all are equally long; how long the chunks of the ring
+    are; the memory that the ranks share, where they share any. They follow from the forward's layout and the plan
+    alone, so the ranks agree on them.
 
     Args:
         peers: None keeps the exchange on collectives.
@@ -38,7 +38,6 @@ class AttendedTokens:
         self.peers = peers
         # Kept, as a CUDA graph cannot be recorded while one comes from the CPU.
         self._wire_layout = lru_cache(_KEPT)(WireLayout.build)
-        self._ring_layout = lru_cache(_KEPT)(RingLayout.build)
         self.set_mesh(mesh)
 
     def set_mesh(self, mesh: Mesh) -> None:
@@ -50,7 +49,7 @@ class AttendedTokens:
         """A forward starts: nothing is known of its tokens."""
         self.degree = degree
         self.wire: WireLayout | None = None
-        self.ring_layout: RingLayout | None = None
+        self.chunks: tuple[int, ...] = ()
         self.buffers: PeerBuffers | HostBuffers | None = None
 
     def split(self, lengths: tuple[int, ...], batch: int, device: torch.device) -> None:
@@ -62,19 +61,16 @@ class AttendedTokens:
         own = groups[place["ring"]]
         if len(set(own)) > 1:
             self.wire = self._wire_layout(own, place["ulysses"], device)
-        chunks = tuple(map(sum, groups))
-        if len(set(chunks)) > 1:
-            self.ring_layout = self._ring_layout(chunks, place["ring"], device)
+        self.chunks = tuple(map(sum, groups))
 
     def read(self) -> list[Any]:
-        """What attention reads beside its arguments, in this forward."""
-        return [self.wire, self.ring_layout, self.buffers]
+        """What attention reads on the device beside its arguments, in this forward."""
+        return [self.wire, self.buffers]
 
     def forget(self) -> None:
         """Let go of what is on the device."""
         self.start(self._mesh.plan.sequence)
         self._wire_layout.cache_clear()
-        self._ring_layout.cache_clear()
 
     def attend(
         self,
@@ -114,8 +110,7 @@ class AttendedTokens:
         if self._mesh.ring is None:
             return kernel.attend
         assert kernel.attend_with_lse is not None
-        ring = self._mesh.coordinate["ring"]
-        return RingAttention(kernel.attend_with_lse, self._mesh.ring, self._mesh.plan.ring, ring, self.ring_layout)
+        return RingAttention(kernel.attend_with_lse, self._mesh.ring, self._mesh.coordinate["ring"], self.chunks)
 
 
 def _mask_of_keys(mask: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
