@@ -30,9 +30,7 @@ _TIE = 1.03
 """A later candidate must be so much faster, or the choice would change from machine start to machine start."""
 
 
-def resolve_kernel(
-    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, folder: Path | None = None
-) -> str:
+def resolve_kernel(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
     """Return the KERNELS key that `name` stands for on this device.
 
     `auto` is the fastest lossless kernel on this GPU, and PyTorch's own choice on a CPU, which is its flash kernel.
@@ -42,7 +40,6 @@ def resolve_kernel(
     Args:
         name: one of config.ATTENTION_BACKENDS.
         device, dtype, head_dim: what the model will call the kernel with.
-        folder: keeps what was measured, between processes; None measures in every process.
 
     Raises:
         ConfigurationError: the named kernel is not installed or cannot run here, found by running it on a few tokens.
@@ -53,33 +50,23 @@ def resolve_kernel(
             "Set the attention backend to auto.",
         )
     if name == "auto":
-        return _fastest(device, dtype, head_dim, folder) if device.type == "cuda" else "sdpa"
-    if name not in KERNELS:
-        raise ConfigurationError(
-            said("Attention backend {name} is not known.", name=repr(name)),
-            said("Set it to auto, or to one of {kernels}.", kernels=", ".join(KERNELS)),
-        )
+        return _fastest(device, dtype, head_dim) if device.type == "cuda" else "sdpa"
     if installed.is_missing(name):
         module, title = installed.PACKAGES[name]
+        cause = "Attention backend {name} needs the Python package {module}, which is not installed."
         raise ConfigurationError(
-            said(
-                "Attention backend {name} needs the Python package {module}, which is not installed.",
-                name=repr(name),
-                module=module,
-            ),
+            said(cause, name=repr(name), module=module),
             said("Install {title}, or set the attention backend to auto.", title=title),
         )
     refusal = _refusal(KERNELS[name].attend, device, dtype, head_dim)
     if refusal is not None:
-        raise ConfigurationError(
-            said(
-                "Attention backend {name} cannot run on {where} ({refusal}).",
-                name=repr(name),
-                where=_where(device, dtype, head_dim),
-                refusal=refusal,
-            ),
-            "Set the attention backend to auto.",
+        cause = said(
+            "Attention backend {name} cannot run on {where} ({refusal}).",
+            name=repr(name),
+            where=_where(device, dtype, head_dim),
+            refusal=refusal,
         )
+        raise ConfigurationError(cause, "Set the attention backend to auto.")
     return name
 
 
@@ -110,14 +97,14 @@ def check_ring(name: str, device: torch.device, dtype: torch.dtype, head_dim: in
     if refusal is None:
         return
     able = [other for other in KERNELS if _ring_refusal(other, device, dtype, head_dim) is None]
+    cause = said(
+        "Attention backend {name} cannot run in a ring on {where} ({refusal}).",
+        name=repr(name),
+        where=_where(device, dtype, head_dim),
+        refusal=refusal,
+    )
     raise ConfigurationError(
-        said(
-            "Attention backend {name} cannot run in a ring on {where} ({refusal}).",
-            name=repr(name),
-            where=_where(device, dtype, head_dim),
-            refusal=refusal,
-        ),
-        said("Set ring to 1, or the attention backend to one of {able}.", able=", ".join(able)),
+        cause, said("Set ring to 1, or the attention backend to one of {able}.", able=", ".join(able))
     )
 
 
@@ -148,13 +135,20 @@ def _refusal(attend: Attend | AttendWithLse, device: torch.device, dtype: torch.
 
 
 @cache
-def _fastest(device: torch.device, dtype: torch.dtype, head_dim: int, folder: Path | None) -> str:
+def _fastest(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
     """Return the fastest of the candidates; cached, as one process need not measure twice."""
+    state = os.environ.get("PARALLEL_DIT_STATE")  # the pool's folder, between processes
+    folder = Path(state) / "measured" if state else None
     gpu = torch.cuda.get_device_properties(device)
     which = f"{gpu.name} {getattr(gpu, 'uuid', '')}"  # ranks on several GPUs keep theirs apart
     kind = f"attention | {which} | {measured.software()} | {dtype}, head size {head_dim}"
-    able = [name for name in _CANDIDATES if _ring_refusal(name, device, dtype, head_dim) is None]
-    able = [name for name in able if _refusal(KERNELS[name].attend, device, dtype, head_dim) is None]
+    # Only kernels that run in a ring, too; and one that is not installed is asked nothing.
+    runs = (device, dtype, head_dim)
+    able = [
+        name
+        for name in _CANDIDATES
+        if _ring_refusal(name, *runs) is None and _refusal(KERNELS[name].attend, *runs) is None
+    ]
     known = measured.recall(folder, kind)
     if not isinstance(known, dict) or set(known) != set(able):  # a package came or went
         known = {name: _milliseconds(KERNELS[name].attend, device, dtype, head_dim) for name in able}
@@ -189,9 +183,3 @@ def _milliseconds(attend: Attend, device: torch.device, dtype: torch.dtype, head
         return float("inf")
     torch.cuda.synchronize(device)
     return start.elapsed_time(stop) / _TIMED_CALLS
-
-
-def measurements() -> Path | None:
-    """The folder that keeps measured times of attention kernels between processes; the pool says."""
-    folder = os.environ.get("PARALLEL_DIT_STATE")
-    return Path(folder) / "measured" if folder else None

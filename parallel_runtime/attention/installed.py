@@ -12,15 +12,13 @@ from functools import cache
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 from .operators import operator, shapes_of
 
 PACKAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "flash3": (
-            "flash_attn_interface",
-            "FlashAttention 3 (folder hopper of github.com/Dao-AILab/flash-attention)",
-        ),
+        "flash3": ("flash_attn_interface", "FlashAttention 3 (folder hopper of github.com/Dao-AILab/flash-attention)"),
         "sage": ("sageattention", "SageAttention (github.com/thu-ml/SageAttention)"),
     }
 )
@@ -41,9 +39,7 @@ def _flash3_must_be_asked() -> bool:
 
 
 @operator("flash3", "(Tensor query, Tensor key, Tensor value, float? scale) -> (Tensor, Tensor)")
-def flash3(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def flash3(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
     """FlashAttention 3 (arXiv 2407.08608), with the log-sum-exp. Tensors as in kernels.py."""
     from flash_attn_interface import flash_attn_func
 
@@ -53,7 +49,7 @@ def flash3(
 
 
 @operator("sage", "(Tensor query, Tensor key, Tensor value, float? scale) -> Tensor")
-def sage(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
+def sage(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
     """SageAttention (arXiv 2411.10958): 8-bit logits. Tensors as in kernels.py."""
     from sageattention import sageattn
 
@@ -61,9 +57,7 @@ def sage(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: flo
 
 
 @operator("sage_with_lse", "(Tensor query, Tensor key, Tensor value, float? scale) -> (Tensor, Tensor)")
-def sage_with_lse(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def sage_with_lse(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
     """The same, with the log-sum-exp."""
     from sageattention import sageattn
 
@@ -72,14 +66,12 @@ def sage_with_lse(
 
 
 @shapes_of(sage)
-def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
+def _(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
     return query.new_empty(query.shape)
 
 
 @shapes_of(flash3)
 @shapes_of(sage_with_lse)
-def _(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
     batch, tokens, heads, _ = query.shape
     return query.new_empty(query.shape), query.new_empty((batch, heads, tokens), dtype=torch.float32)

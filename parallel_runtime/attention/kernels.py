@@ -17,21 +17,19 @@ from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import installed
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "float | None"], torch.Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "float | None"], Tensor]
 """(query, key, value, mask, scale) -> attended values."""
-AttendWithLse = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "float | None"],
-    "tuple[torch.Tensor, torch.Tensor]",
-]
-"""The same -> attended values, and the natural logarithm of each query's sum of exponentials: (batch, heads, query
-tokens), float32."""
+WithLse = tuple[Tensor, Tensor]
+"""Attended values, and the natural logarithm of each query's sum of exponentials: (batch, heads, query tokens),
+float32."""
+AttendWithLse = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "float | None"], WithLse]
 
 _Attended = TypeVar("_Attended")
-
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -50,7 +48,7 @@ class AttentionKernel:
     attend_with_lse: AttendWithLse | None = None
 
 
-def additive_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def additive_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """Return the mask as numbers to add, (batch, heads, query tokens, key tokens); tensors are (batch, heads, ...).
 
     Hidden keys get half of the lowest number and not -inf: where all keys of a part are hidden, the kernels give NaN
@@ -67,9 +65,7 @@ def additive_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) ->
     return bias.expand(*query.shape[:3], keys)
 
 
-def _sdpa(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
-) -> torch.Tensor:
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale).transpose(1, 2)
 
@@ -78,9 +74,7 @@ def _only(backend: SDPBackend) -> Attend:
     """Return PyTorch's attention by that backend; with a mask, which it may not take, by the next best that does."""
     masked = [backend, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
-    def attend(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
-    ) -> torch.Tensor:
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
         if mask is not None:
             with sdpa_kernel(masked, set_priority=True):
                 return _sdpa(query, key, value, mask, scale)
@@ -93,9 +87,7 @@ def _only(backend: SDPBackend) -> Attend:
 def _with_lse(operator: AttendWithLse) -> AttendWithLse:
     """Of an operator that takes tensors of (batch, heads, tokens, head dim) and a mask that `additive_mask` made."""
 
-    def attend_with_lse(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def attend_with_lse(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> WithLse:
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         bias = None if mask is None else additive_mask(mask, query, key)
         attended, lse = operator(query, key, value, bias, scale)
@@ -104,9 +96,7 @@ def _with_lse(operator: AttendWithLse) -> AttendWithLse:
     return attend_with_lse
 
 
-def _flash_lse(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _flash_lse(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float | None) -> WithLse:
     if not query.is_cuda:
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         return flash(query, key, value, attn_mask=bias, scale=scale)
@@ -116,17 +106,13 @@ def _flash_lse(
     return attended, lse
 
 
-def _efficient_lse(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _efficient_lse(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float | None) -> WithLse:
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
     attended, lse, *_ = efficient(query, key, value, bias, True, scale=scale)
     return attended, lse[..., : query.shape[2]]  # padded to a multiple of 32
 
 
-def _cudnn_lse(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _cudnn_lse(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float | None) -> WithLse:
     if query.dtype not in _HALF:  # called by itself the operator does not refuse: it gives what lies in memory
         raise RuntimeError(f"cuDNN's attention takes bfloat16 and float16, not {query.dtype}")
     cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
@@ -134,9 +120,7 @@ def _cudnn_lse(
     return attended, lse.reshape(query.shape[:3])  # some versions of PyTorch have one more dim, of one
 
 
-def _math_lse(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _math_lse(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float | None) -> WithLse:
     wide = torch.promote_types(query.dtype, torch.float32)
     logits = (query.to(wide) * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.to(wide).transpose(-1, -2)
     if bias is not None:
@@ -144,9 +128,7 @@ def _math_lse(
     return (logits.softmax(dim=-1) @ value.to(wide)).to(query.dtype), logits.logsumexp(dim=-1)
 
 
-def _sdpa_lse(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _sdpa_lse(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float | None) -> WithLse:
     fast = _flash_lse if not query.is_cuda or query.dtype in _HALF else _efficient_lse
     return fast(query, key, value, bias, scale)
 
@@ -155,7 +137,7 @@ def _unmasked(attend: Callable[..., _Attended], masked: Callable[..., _Attended]
     """Of (query, key, value, scale) -> what `masked` gives; with a mask that one."""
 
     def attend_or_masked(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+        query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
     ) -> _Attended:
         return attend(query, key, value, scale) if mask is None else masked(query, key, value, mask, scale)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 NAMESPACE = "parallel_dit"
 
@@ -44,7 +45,7 @@ def shapes_of(made: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-def leave_open(tensor: torch.Tensor, dim: int) -> None:
+def leave_open(tensor: Tensor, dim: int) -> None:
     """Let a size of a tensor be any number in a graph that reads it, where the graph's own operations allow that.
 
     What torch._dynamo.maybe_mark_dynamic does, whose module takes a second to import: most ranks never compile, or
@@ -57,7 +58,7 @@ def leave_open(tensor: torch.Tensor, dim: int) -> None:
     marked._dynamo_weak_dynamic_indices.add(dim)
 
 
-def without_row_stride(tensor: torch.Tensor) -> torch.Tensor:
+def without_row_stride(tensor: Tensor) -> Tensor:
     """The same tensor; of a single row without the distance to a next one, for which a graph would be made anew.
 
     Half of a joint tensor (1, tokens, ...) has that of the whole.

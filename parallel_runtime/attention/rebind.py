@@ -14,9 +14,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
 from ..said import said
@@ -57,13 +56,13 @@ def _rebound_class(processor_class: type, attend: Attend, path: str) -> type:
     elif "F" in names and "scaled_dot_product_attention" in names:
         replaced = {"F": _functional(attend)}
     else:
+        cause = said(
+            "The attention module {path} uses {name}, whose attention cannot be exchanged.",
+            path=path,
+            name=processor_class.__name__,
+        )
         raise UnsupportedModelError(
-            said(
-                "The attention module {path} uses {name}, whose attention cannot be exchanged.",
-                path=path,
-                name=processor_class.__name__,
-            ),
-            "Load the model with the processors that diffusers gives it, without IP-Adapter or custom attention.",
+            cause, "Load the model with the processors that diffusers gives it, without IP-Adapter or custom attention."
         )
     assert isinstance(call, types.FunctionType)
     # Without __name__ torch.compile looks names up in this dictionary; with it, in the module of that name.
@@ -82,14 +81,14 @@ def _rebound_class(processor_class: type, attend: Attend, path: str) -> type:
     return type(processor_class.__name__, (processor_class,), members)
 
 
-def _dispatch(attend: Attend) -> Callable[..., torch.Tensor]:
+def _dispatch(attend: Attend) -> Callable[..., Tensor]:
     """Return a stand-in for diffusers.models.attention_dispatch.dispatch_attention_fn."""
 
     def dispatch_attention_fn(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
@@ -98,7 +97,7 @@ def _dispatch(attend: Attend) -> Callable[..., torch.Tensor]:
         *,
         backend: Any = None,
         parallel_config: Any = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         if is_causal or dropout_p or attention_kwargs:
             raise UnsupportedModelError(
                 "The model asks for causal attention, dropout or kernel options inside of attention.",
@@ -116,9 +115,7 @@ def _functional(attend: Attend) -> types.ModuleType:
     """Return a stand-in for torch.nn.functional whose scaled_dot_product_attention is ours."""
     dispatch = _dispatch(attend)
 
-    def scaled_dot_product_attention(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *options: Any, **named: Any
-    ) -> torch.Tensor:
+    def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *options: Any, **named: Any) -> Tensor:
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         return dispatch(query, key, value, *options, **named).transpose(1, 2)
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from .operators import operator, shapes_of
 
 _NAME = "apply_rotary_emb"
+Tensors = list[Tensor]
 
 
 def exchange_rotary(modules: Iterable[nn.Module]) -> None:
@@ -40,14 +41,8 @@ def exchange_rotary(modules: Iterable[nn.Module]) -> None:
     " Tensor sin) -> (Tensor, Tensor)",
 )
 def norm_rotate(
-    queries: list[torch.Tensor],
-    keys: list[torch.Tensor],
-    query_weights: list[torch.Tensor],
-    key_weights: list[torch.Tensor],
-    eps: float,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    queries: Tensors, keys: Tensors, query_weights: Tensors, key_weights: Tensors, eps: float, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
     """Normalise each part (RMSNorm), join them along the tokens, rotate neighbouring pairs.
 
     Args:
@@ -73,33 +68,21 @@ def norm_rotate(
     )
 
 
-def apply_norms(
-    queries: list[torch.Tensor], keys: list[torch.Tensor], norms: list[torch.Tensor], eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def apply_norms(queries: Tensors, keys: Tensors, norms: Tensors, eps: float) -> tuple[Tensor, Tensor]:
     """`norm_rotate` by a list of all that it needs: weights of the queries' parts, those of the keys', cos and sin."""
     *weights, cos, sin = norms
     halves = weights[: len(queries)], weights[len(queries) :]
-    made: tuple[torch.Tensor, torch.Tensor] = torch.ops.parallel_dit.norm_rotate.default(
-        queries, keys, *halves, eps, cos, sin
-    )
+    made: tuple[Tensor, Tensor] = torch.ops.parallel_dit.norm_rotate.default(queries, keys, *halves, eps, cos, sin)
     return made
 
 
-def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     across = x if weight.numel() == x.shape[-1] else x.flatten(2)
     return F.rms_norm(across, weight.shape, weight, eps).view(x.shape)
 
 
 @shapes_of(norm_rotate)
-def _(
-    queries: list[torch.Tensor],
-    keys: list[torch.Tensor],
-    query_weights: list[torch.Tensor],
-    key_weights: list[torch.Tensor],
-    eps: float,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _(queries: Tensors, keys: Tensors, *more: Any) -> tuple[Tensor, Tensor]:
     batch, _, _, head_dim = queries[0].shape
     tokens = sum(part.shape[1] for part in queries)
     made = [parts[0].new_empty((batch, tokens, parts[0].shape[2], head_dim)) for parts in (queries, keys)]
@@ -107,7 +90,7 @@ def _(
 
 
 @operator("rotate", "(Tensor x, Tensor cos, Tensor sin) -> Tensor")
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate neighbouring pairs of the last dim of x, (batch, tokens, heads, head dim), in float32.
 
     An operator, so that passes.py finds it in a traced block
@@ -119,7 +102,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 @shapes_of(rotate)
-def _(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
@@ -127,11 +110,7 @@ def _fast(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a stand-in for diffusers.models.embeddings.apply_rotary_emb; passes.py adds the norm to it."""
 
     def apply_rotary_emb(
-        x: torch.Tensor,
-        freqs_cis: Any,
-        use_real: bool = True,
-        use_real_unbind_dim: int = -1,
-        sequence_dim: int = 2,
+        x: Tensor, freqs_cis: Any, use_real: bool = True, use_real_unbind_dim: int = -1, sequence_dim: int = 2
     ) -> Any:
         if use_real and use_real_unbind_dim == -1 and sequence_dim == 1:
             cos, sin = freqs_cis

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 MOST_HEADS_BY_FOUR_WARPS = 32
+Tensors = list[Tensor]
 
 
 @triton.jit
@@ -60,14 +61,8 @@ def _kernel(
 
 
 def launch(
-    queries: list[torch.Tensor],
-    keys: list[torch.Tensor],
-    query_weights: list[torch.Tensor],
-    key_weights: list[torch.Tensor],
-    eps: float,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    queries: Tensors, keys: Tensors, query_weights: Tensors, key_weights: Tensors, eps: float, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
     """See `norm_rotate`; the head dim is a power of two."""
     both = [(queries, query_weights), (keys, key_weights)]
     if queries[0].shape[2] == keys[0].shape[2]:
@@ -77,9 +72,7 @@ def launch(
     return rotated[0], rotated[1]
 
 
-def _launch(
-    sides: list[tuple[list[torch.Tensor], list[torch.Tensor]]], eps: float, cos: torch.Tensor, sin: torch.Tensor
-) -> list[torch.Tensor]:
+def _launch(sides: list[tuple[Tensors, Tensors]], eps: float, cos: Tensor, sin: Tensor) -> Tensors:
     """Of one side or two with as many heads each: (parts, weights of their norms)."""
     (parts, _), others = sides[0], sides[-1]
     batch, _, heads, dim = parts[0].shape
@@ -101,12 +94,12 @@ def _launch(
     return made
 
 
-def dense_heads(part: torch.Tensor) -> torch.Tensor:
+def dense_heads(part: Tensor) -> Tensor:
     """A token's heads side by side."""
     return part if part.stride(3) == 1 and part.stride(2) == part.shape[3] else part.contiguous()
 
 
-def angles(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int, int]]:
+def angles(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, tuple[int, int, int]]:
     """Both with the same strides, and those of batch items, tokens and angles of one; see `norm_rotate`."""
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()

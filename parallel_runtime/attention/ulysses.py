@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
 from .kernels import Attend
 
@@ -32,9 +33,9 @@ class WireLayout:
         spread: (ranks · longest,) the token that lies at each place of the wire.
     """
 
-    own: torch.Tensor
-    kept: torch.Tensor
-    spread: torch.Tensor
+    own: Tensor
+    kept: Tensor
+    spread: Tensor
 
     @classmethod
     def build(cls, lengths: tuple[int, ...], rank: int, device: torch.device) -> WireLayout:
@@ -48,17 +49,17 @@ class WireLayout:
 
 
 def ulysses_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     *,
     kernel: Attend,
     group: dist.ProcessGroup,
     degree: int,
     layout: WireLayout | None = None,
-    mask: torch.Tensor | None = None,
+    mask: Tensor | None = None,
     scale: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Attend over the tokens of all ranks of the group. Collective over the group.
 
     Args:
@@ -91,7 +92,7 @@ def ulysses_attention(
     return own.narrow(1, 0, tokens) if layout is not None else own
 
 
-def _to_wire(part: torch.Tensor, degree: int, layout: WireLayout | None) -> torch.Tensor:
+def _to_wire(part: Tensor, degree: int, layout: WireLayout | None) -> Tensor:
     """(batch, local tokens, heads, head dim) -> (degree, tokens on the wire, batch, heads / degree, head dim), a view
     where nothing is padded: the first dim is the rank that it goes to."""
     if part.shape[2] % degree:
@@ -101,7 +102,7 @@ def _to_wire(part: torch.Tensor, degree: int, layout: WireLayout | None) -> torc
     return part.unflatten(2, (degree, -1)).permute(2, 1, 0, 3, 4)
 
 
-def _gather_mask(mask: torch.Tensor, group: dist.ProcessGroup, degree: int, layout: WireLayout | None) -> torch.Tensor:
+def _gather_mask(mask: Tensor, group: dist.ProcessGroup, degree: int, layout: WireLayout | None) -> Tensor:
     """(batch or 1, 1, 1, local tokens) -> (batch or 1, 1, 1, tokens of all ranks)."""
     wire = mask[:, 0, 0].transpose(0, 1)
     wire = wire.contiguous() if layout is None else wire.index_select(0, layout.own)
@@ -111,7 +112,7 @@ def _gather_mask(mask: torch.Tensor, group: dist.ProcessGroup, degree: int, layo
     return whole.transpose(0, 1)[:, None, None]
 
 
-def _all_to_all(wire: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def _all_to_all(wire: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Send wire[rank] to each rank; on the first dim of what comes back is the rank that it came from."""
     sizes = [1] * wire.shape[0]
     return _COLLECTIVES.wait_tensor(_COLLECTIVES.all_to_all_single(wire, sizes, sizes, group.group_name))

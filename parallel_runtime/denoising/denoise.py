@@ -65,11 +65,7 @@ class Loop:
         _read_own_timesteps(self.request, tensors)
 
     def run(
-        self,
-        predictor: Predictor,
-        branches: Sequence[Conditioning],
-        tensors: Tensors,
-        control: Control,
+        self, predictor: Predictor, branches: Sequence[Conditioning], tensors: Tensors, control: Control
     ) -> torch.Tensor:
         """Return the finished latent (B, C, ...) float32.
 
@@ -171,14 +167,10 @@ def _read(what: str, names: Sequence[str], tensors: Tensors) -> list[torch.Tenso
     try:
         return [tensors[name] for name in names]
     except KeyError as missing:
-        raise RequestError(
-            said(
-                "The request asks for {name}, and the tensor {missing} did not come with it.",
-                name=what,
-                missing=missing,
-            ),
-            "Report this.",
-        ) from missing
+        cause = said(
+            "The request asks for {name}, and the tensor {missing} did not come with it.", name=what, missing=missing
+        )
+        raise RequestError(cause, "Report this.") from missing
 
 
 def _unfit(what: str, shapes: Sequence[torch.Size], latent: torch.Size) -> RequestError:

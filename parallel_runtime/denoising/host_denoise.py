@@ -33,13 +33,11 @@ class HostDenoising(Loop):
         super().__init__(request, dtype, unlike)
         self._host = host
         if unlike and request.sampler == _ADAPTIVE:  # ranks would take steps of other lengths
-            raise RequestError(
-                said(
-                    "Sampler {name} chooses its steps by what it sees, which GPUs of several models see otherwise.",
-                    name=repr(_ADAPTIVE),
-                ),
-                said("Choose another sampler, or GPUs of one model."),
+            cause = said(
+                "Sampler {name} chooses its steps by what it sees, which GPUs of several models see otherwise.",
+                name=repr(_ADAPTIVE),
             )
+            raise RequestError(cause, said("Choose another sampler, or GPUs of one model."))
         use_comfyui(host.comfyui.folder, {**host.comfyui.options, "cpu": device.type == "cpu"})
         self._function = sampler_function(request.sampler)
         if host.guider.code == CFG:
@@ -55,14 +53,12 @@ class HostDenoising(Loop):
         """
         super().check(tensors, device)
         if device.type != self._host.noise_device:
-            raise RequestError(
-                said(
-                    "The noise of this sampler is drawn on {noise_device}, and this worker is on {device}.",
-                    noise_device=self._host.noise_device,
-                    device=device,
-                ),
-                said("Run the workers on the kind of device that ComfyUI uses."),
+            cause = said(
+                "The noise of this sampler is drawn on {noise_device}, and this worker is on {device}.",
+                noise_device=self._host.noise_device,
+                device=device,
             )
+            raise RequestError(cause, said("Run the workers on the kind of device that ComfyUI uses."))
         self._make_sampling(tensors)
 
     def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:

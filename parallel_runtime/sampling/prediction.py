@@ -76,12 +76,10 @@ def find_prediction(name: str) -> Prediction:
         RequestError: the pool does not know it.
     """
     if name not in PREDICTIONS:
-        raise RequestError(
-            said(
-                "The workers do not know the prediction {name}; they know {predictions}.",
-                name=repr(name),
-                predictions=", ".join(PREDICTIONS),
-            ),
-            "Use KSampler: it runs every model per step.",
+        cause = said(
+            "The workers do not know the prediction {name}; they know {predictions}.",
+            name=repr(name),
+            predictions=", ".join(PREDICTIONS),
         )
+        raise RequestError(cause, "Use KSampler: it runs every model per step.")
     return PREDICTIONS[name]

@@ -44,12 +44,10 @@ def find_sampler(name: str) -> Rule:
         RequestError: the pool does not have it; per step it works all the same.
     """
     if name not in SAMPLERS:
-        raise RequestError(
-            said(
-                "Sampler {name} does not run in the workers, which have {supported}.",
-                name=repr(name),
-                supported=", ".join(SUPPORTED),
-            ),
-            "Choose one of these, or use KSampler: it runs every sampler per step.",
+        cause = said(
+            "Sampler {name} does not run in the workers, which have {supported}.",
+            name=repr(name),
+            supported=", ".join(SUPPORTED),
         )
+        raise RequestError(cause, "Choose one of these, or use KSampler: it runs every sampler per step.")
     return SAMPLERS[name]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...attention.choice import measurements, resolve_kernel
+from ...attention.choice import resolve_kernel
 from ...config import COMFYUIS
 from ...errors import UnsupportedModelError
 from ...exchange.head_routes import HeadSharing
@@ -44,7 +44,7 @@ class ComfyNetwork(Network):
         head_dim, on_gpu, chosen = described.head_dim, held.device.type == "cuda", attention != "auto"
         as_it_is = attention == COMFYUIS
         # Over tokens of several ranks that function cannot attend: there PyTorch chooses, as in most of ComfyUI.
-        kernel = resolve_kernel("sdpa" if as_it_is else attention, held.device, dtype, head_dim, measurements())
+        kernel = resolve_kernel("sdpa" if as_it_is else attention, held.device, dtype, head_dim)
         suited = Suited(dtype, head_dim, chosen) if (on_gpu or chosen) and not as_it_is else None
         heads = HeadSharing(described.facts.heads, head_dim, dtype, held.device, kernel)
         token = described.patch[-1] if described.patch else 1

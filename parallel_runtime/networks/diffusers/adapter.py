@@ -46,27 +46,23 @@ class Call:
         """
         if self.x.ndim != dims or self.context.ndim != 3 or self.context.shape[0] not in (1, self.batch):
             frames = "frames, " if dims == 5 else ""
-            raise RequestError(
-                said(
-                    "{title} takes a latent (batch, channels, {frames}height, width) and text (batch, tokens, "
-                    "width), and got {shape} and {shape2}.",
-                    title=self.title,
-                    frames=frames,
-                    shape=tuple(self.x.shape),
-                    shape2=tuple(self.context.shape),
-                ),
-                said("Use a latent and a prompt made for {title}.", title=self.title),
+            cause = said(
+                "{title} takes a latent (batch, channels, {frames}height, width) and text (batch, tokens, "
+                "width), and got {shape} and {shape2}.",
+                title=self.title,
+                frames=frames,
+                shape=tuple(self.x.shape),
+                shape2=tuple(self.context.shape),
             )
+            raise RequestError(cause, said("Use a latent and a prompt made for {title}.", title=self.title))
         given = {name for name, value in self.extras.items() if value is not None}
         if unknown := sorted(given.difference(known)):
-            raise RequestError(
-                said(
-                    "The diffusers network of {title} does not take {unknown}.",
-                    title=self.title,
-                    unknown=", ".join(unknown),
-                ),
-                "Leave it out.",
+            cause = said(
+                "The diffusers network of {title} does not take {unknown}.",
+                title=self.title,
+                unknown=", ".join(unknown),
             )
+            raise RequestError(cause, "Leave it out.")
 
     def check_channels(self) -> None:
         """Refuse a latent of another model, where `ModelSpec.check_widths` does not see it.
@@ -76,15 +72,15 @@ class Call:
         """
         wanted, got = self.config["in_channels"], self.x.shape[1]
         if got != wanted:
+            cause = said(
+                "This {title} checkpoint takes {wanted} latent channels, and got {got} channels: {shape}.",
+                title=self.title,
+                wanted=wanted,
+                got=got,
+                shape=tuple(self.x.shape),
+            )
             raise RequestError(
-                said(
-                    "This {title} checkpoint takes {wanted} latent channels, and got {got} channels: {shape}.",
-                    title=self.title,
-                    wanted=wanted,
-                    got=got,
-                    shape=tuple(self.x.shape),
-                ),
-                "Use the latent, the VAE and the conditioning nodes that belong to this checkpoint.",
+                cause, "Use the latent, the VAE and the conditioning nodes that belong to this checkpoint."
             )
 
     def rows(self, name: str, value: Any, dims: int = 0) -> torch.Tensor:
@@ -98,16 +94,14 @@ class Call:
         """
         shape = tuple(value.shape) if isinstance(value, torch.Tensor) else (type(value).__name__,)
         if shape[:1] not in ((1,), (self.batch,)) or (dims and len(shape) != dims):
-            raise RequestError(
-                said(
-                    "{title} got {name} of shape {shape} for a batch of {batch}.",
-                    title=self.title,
-                    name=name,
-                    shape=shape,
-                    batch=self.batch,
-                ),
-                "Check the nodes that change the conditioning.",
+            cause = said(
+                "{title} got {name} of shape {shape} for a batch of {batch}.",
+                title=self.title,
+                name=name,
+                shape=shape,
+                batch=self.batch,
             )
+            raise RequestError(cause, "Check the nodes that change the conditioning.")
         return value.expand(self.batch, *shape[1:]).contiguous()
 
     def pooled_text(self) -> torch.Tensor | None:

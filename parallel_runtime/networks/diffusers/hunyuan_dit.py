@@ -54,25 +54,21 @@ def masked_text(
         text, mask, length = text_of(call), call.extras.get(mask_name), call.config[trained]
         if text is None or mask is None or text.ndim != 3 or mask.shape[1:] != text.shape[1:2]:
             shapes = [None if value is None else tuple(value.shape) for value in (text, mask)]
-            raise RequestError(
-                said(
-                    "{title} takes the texts of two encoders with their masks, and got {shapes} and {shapes2}.",
-                    title=call.title,
-                    shapes=shapes[0],
-                    shapes2=shapes[1],
-                ),
-                "Encode the prompt with HunyuanDiT's text encoders.",
+            cause = said(
+                "{title} takes the texts of two encoders with their masks, and got {shapes} and {shapes2}.",
+                title=call.title,
+                shapes=shapes[0],
+                shapes2=shapes[1],
             )
+            raise RequestError(cause, "Encode the prompt with HunyuanDiT's text encoders.")
         if text.shape[1] != length:
-            raise RequestError(
-                said(
-                    "{title} takes texts of {length} tokens, and got {shape}.",
-                    title=call.title,
-                    length=length,
-                    shape=text.shape[1],
-                ),
-                "Fill the text up, or cut it.",
+            cause = said(
+                "{title} takes texts of {length} tokens, and got {shape}.",
+                title=call.title,
+                length=length,
+                shape=text.shape[1],
             )
+            raise RequestError(cause, "Fill the text up, or cut it.")
         return call.rows("text", text), call.rows("text mask", mask)
 
     return lambda call: checked(call)[0], lambda call: checked(call)[1].bool()
@@ -92,15 +88,13 @@ def _sizes(call: Call) -> torch.Tensor | None:
         return None
     if sizes is None or sizes.shape[1:] != (_SIZES,):
         got = None if sizes is None else tuple(sizes.shape)
-        raise RequestError(
-            said(
-                "HunyuanDiT takes image_meta_size of shape ({batch}, {sizes}), and got {got}.",
-                batch=call.batch,
-                sizes=_SIZES,
-                got=got,
-            ),
-            "Check the nodes that change the conditioning.",
+        cause = said(
+            "HunyuanDiT takes image_meta_size of shape ({batch}, {sizes}), and got {got}.",
+            batch=call.batch,
+            sizes=_SIZES,
+            got=got,
         )
+        raise RequestError(cause, "Check the nodes that change the conditioning.")
     return call.rows("image_meta_size", sizes)
 
 

@@ -69,10 +69,7 @@ def _absent(problem: Exception | None = None) -> UnsupportedModelError:
         )
     else:
         cause = said("The Python package diffusers does not import here ({problem}).", problem=problem)
-    return UnsupportedModelError(
-        cause,
-        'In the folder of Parallel DiT run Python with: -m pip install ".[diffusers]"',
-    )
+    return UnsupportedModelError(cause, 'In the folder of Parallel DiT run Python with: -m pip install ".[diffusers]"')
 
 
 def import_diffusers() -> ModuleType:

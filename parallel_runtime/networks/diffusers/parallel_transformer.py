@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ...attention import rebind
-from ...attention.choice import measurements, resolve_kernel, untouched_kernel
+from ...attention.choice import resolve_kernel, untouched_kernel
 from ...attention.rotary import exchange_rotary
 from ...errors import UnsupportedModelError
 from ...exchange.head_routes import HeadSharing
@@ -37,7 +37,7 @@ def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> HeadSha
     weight = next(transformer.parameters())
     head_dim = int(attrgetter(data.head_dim)(transformer)) if data is not None else 0
     if spec.splits_sequence:
-        kernel = resolve_kernel(attention, weight.device, weight.dtype, head_dim, measurements())
+        kernel = resolve_kernel(attention, weight.device, weight.dtype, head_dim)
     else:
         kernel = untouched_kernel(attention, spec.title)
     heads = int(attrgetter(data.heads)(transformer)) if data is not None else 1
@@ -101,14 +101,12 @@ class ParallelTransformer(Network):
             if names and not find_modules(transformer, names):
                 reason = reason or f"it has no module called {' or '.join(names)}"
         if reason:
-            raise UnsupportedModelError(
-                said(
-                    "This {transformer_class} is not as it is known: {reason}.",
-                    transformer_class=spec.transformer_class,
-                    reason=reason,
-                ),
-                "Install the diffusers version that this pack asks for.",
+            cause = said(
+                "This {transformer_class} is not as it is known: {reason}.",
+                transformer_class=spec.transformer_class,
+                reason=reason,
             )
+            raise UnsupportedModelError(cause, "Install the diffusers version that this pack asks for.")
         rebind.apply(attention, attend_by_kernel)
         embedder = transformer.get_submodule(spec.timestep_embedder)
         embedder.register_forward_pre_hook(self._timestep.hook, with_kwargs=True)

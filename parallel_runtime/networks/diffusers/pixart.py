@@ -23,14 +23,12 @@ _FORMER_KEYS = ("double_self_attention", "num_vector_embeds", "only_cross_attent
 def _check(call: Call) -> None:
     call.check_channels()
     if any(side % _PATCH for side in call.x.shape[-2:]):
-        raise RequestError(
-            said(
-                "PixArt takes latents of even height and width, and got {shape} x {shape2}.",
-                shape=call.x.shape[-2],
-                shape2=call.x.shape[-1],
-            ),
-            said("Choose a picture size that {patch} divides.", patch=_PATCH * _PIXELS),
+        cause = said(
+            "PixArt takes latents of even height and width, and got {shape} x {shape2}.",
+            shape=call.x.shape[-2],
+            shape2=call.x.shape[-1],
         )
+        raise RequestError(cause, said("Choose a picture size that {patch} divides.", patch=_PATCH * _PIXELS))
 
 
 def _micro_conditions(call: Call) -> dict[str, torch.Tensor] | None:

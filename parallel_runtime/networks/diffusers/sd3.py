@@ -20,17 +20,15 @@ def _check(call: Call) -> None:
     places = call.config["pos_embed_max_size"]
     height, width = call.x.shape[-2:]
     if max(tokens_along(height, _PATCH), tokens_along(width, _PATCH)) > places:
-        raise RequestError(
-            said(
-                "A latent of {height} x {width} is larger than the {places} x {places} that this {title} "
-                "checkpoint has positions for.",
-                height=height,
-                width=width,
-                places=places * _PATCH,
-                title=call.title,
-            ),
-            "Make a smaller picture, and upscale it.",
+        cause = said(
+            "A latent of {height} x {width} is larger than the {places} x {places} that this {title} "
+            "checkpoint has positions for.",
+            height=height,
+            width=width,
+            places=places * _PATCH,
+            title=call.title,
         )
+        raise RequestError(cause, "Make a smaller picture, and upscale it.")
 
 
 def _pooled(call: Call) -> torch.Tensor:
@@ -59,10 +57,7 @@ SD3 = ModelSpec(
     self_attention=("transformer_blocks.*.attn", "transformer_blocks.*.attn2"),
     timestep_embedder="time_text_embed",
     adapter=WholeLatentAdapter(
-        "SD3/3.5",
-        extras=frozenset({"y"}),
-        arguments={"pooled_projections": _pooled},
-        check=_check,
+        "SD3/3.5", extras=frozenset({"y"}), arguments={"pooled_projections": _pooled}, check=_check
     ),
     widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
 )

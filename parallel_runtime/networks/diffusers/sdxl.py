@@ -18,15 +18,13 @@ def _micro_conditions(call: Call) -> dict[str, torch.Tensor]:
     """The pooled text and behind it the sinusoids of sizes and crop (arXiv 2307.01952): both are in y."""
     y, width = call.pooled_text(), call.config["projection_class_embeddings_input_dim"]
     if y is None or y.shape[-1] != width:
-        raise RequestError(
-            said(
-                "{title} takes a pooled text with sizes of width {width} in this checkpoint, and got {shape}.",
-                title=call.title,
-                width=width,
-                shape="none" if y is None else f"one of width {y.shape[-1]}",
-            ),
-            said("Encode the prompt with the text encoders of {title}.", title=call.title),
+        cause = said(
+            "{title} takes a pooled text with sizes of width {width} in this checkpoint, and got {shape}.",
+            title=call.title,
+            width=width,
+            shape="none" if y is None else f"one of width {y.shape[-1]}",
         )
+        raise RequestError(cause, said("Encode the prompt with the text encoders of {title}.", title=call.title))
     # diffusers puts the sinusoids of `time_ids` behind `text_embeds`: of no numbers come no more.
     return {"text_embeds": y, "time_ids": y.new_empty((call.batch, 0))}
 
@@ -41,11 +39,7 @@ SDXL = ModelSpec(
     token=4,  # most of the transformer blocks are at a quarter of the resolution
     timestep_embedder="time_proj",
     adapter=WholeLatentAdapter(
-        "SDXL",
-        extras=frozenset({"y"}),
-        arguments={"added_cond_kwargs": _micro_conditions},
-        latent="sample",
-        patch=1,
+        "SDXL", extras=frozenset({"y"}), arguments={"added_cond_kwargs": _micro_conditions}, latent="sample", patch=1
     ),
     widths={"encoder_hidden_states": "cross_attention_dim"},
 )

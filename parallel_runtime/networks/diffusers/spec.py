@@ -104,13 +104,11 @@ class ModelSpec:
         for name, key in self.widths.items():
             value = arguments.get(name)
             if isinstance(value, torch.Tensor) and value.shape[-1] != config[key]:
-                raise RequestError(
-                    said(
-                        "{title} takes {name} of width {config} in this checkpoint, but got {shape}.",
-                        title=self.title,
-                        name=name,
-                        config=config[key],
-                        shape=value.shape[-1],
-                    ),
-                    "Connect the text encoder and the latent that belong to this model.",
+                cause = said(
+                    "{title} takes {name} of width {config} in this checkpoint, but got {shape}.",
+                    title=self.title,
+                    name=name,
+                    config=config[key],
+                    shape=value.shape[-1],
                 )
+                raise RequestError(cause, "Connect the text encoder and the latent that belong to this model.")

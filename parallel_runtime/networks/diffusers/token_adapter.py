@@ -68,14 +68,12 @@ class TokenAdapter(Adapter):
         """
         for reference in references:
             if reference.ndim != 4 or reference.shape[1] != x.shape[1] or reference.shape[0] not in (1, x.shape[0]):
-                raise RequestError(
-                    said(
-                        "A reference latent of shape {shape} does not go with a latent of {shape2}.",
-                        shape=tuple(reference.shape),
-                        shape2=tuple(x.shape),
-                    ),
-                    said("Encode the reference image with the VAE of {title}.", title=self.title),
+                cause = said(
+                    "A reference latent of shape {shape} does not go with a latent of {shape2}.",
+                    shape=tuple(reference.shape),
+                    shape2=tuple(x.shape),
                 )
+                raise RequestError(cause, said("Encode the reference image with the VAE of {title}.", title=self.title))
 
     def _pack(self, latent: torch.Tensor) -> torch.Tensor:
         """(B, C, H, W) -> (B, tokens, C * patch²), channel slowest; odd sides continue circularly."""
