@@ -17,8 +17,8 @@ from ..requests.requests import Sample, concat_name, share_name
 from ..said import said
 from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.own_timesteps import OwnTimestep
-from ..sampling.prediction import find_prediction
-from ..sampling.samplers import find_sampler
+from ..sampling.prediction import PREDICTIONS
+from ..sampling.samplers import SAMPLERS
 from ..sampling.steps import run_steps
 from .evaluation import Evaluation
 from .predict import Predictor
@@ -120,7 +120,7 @@ class Denoising(Loop):
     """A loop of our own samplers. Arguments as of `Loop`.
 
     Raises:
-        RequestError: a sampler or prediction that the pool does not have, or branches that guidance cannot combine.
+        RequestError: branches that guidance cannot combine.
     """
 
     def __init__(self, request: Sample, dtype: torch.dtype, unlike: bool = False):
@@ -131,8 +131,8 @@ class Denoising(Loop):
                 "Use KSampler for this graph.",
             )
         check_guidance(len(request.branches), request.cfg)
-        self.sampler = find_sampler(request.sampler)
-        self.prediction = find_prediction(request.prediction)
+        self.sampler = SAMPLERS[request.sampler]
+        self.prediction = PREDICTIONS[request.prediction]
 
     def _steps(self, evaluate: Evaluation, tensors: Tensors, on_step: Told) -> torch.Tensor:
         return run_steps(

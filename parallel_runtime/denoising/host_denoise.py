@@ -40,9 +40,9 @@ class HostDenoising(Loop):
             raise RequestError(cause, said("Choose another sampler, or GPUs of one model."))
         use_comfyui(host.comfyui.folder, {**host.comfyui.options, "cpu": device.type == "cpu"})
         self._function = sampler_function(request.sampler)
+        self._guider = load_guider(host.guider, [branch.index for branch in request.branches])
         if host.guider.code == CFG:
             check_guidance(len(request.branches), request.cfg)
-        self._guider = load_guider(host.guider, [branch.index for branch in request.branches])
         make_guidance(host.guidance, None)
 
     def check(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:

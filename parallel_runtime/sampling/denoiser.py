@@ -21,42 +21,23 @@ All branches of a step are asked for in one call, so that they can share a batch
 """
 
 
-def needs_uncond(cfg: float) -> bool:
-    """Whether the unconditional branch can change the result; at CFG 1 ComfyUI does not evaluate it."""
-    return not math.isclose(cfg, 1.0)
-
-
 def check_guidance(branches: int, cfg: float) -> None:
-    """Refuse a number of CFG branches that guidance cannot combine. Pure; known before the first evaluation.
+    """Refuse, before the first evaluation, a CFG that one or two branches cannot be combined by.
 
     Raises:
-        RequestError: a CFG that is no number, no branch, more than two, or a missing unconditional branch that `cfg`
-            needs.
+        RequestError: it is no number, or needs an unconditional branch that is missing.
     """
     if not math.isfinite(cfg):
         raise RequestError(said("CFG is {cfg}, which is no number.", cfg=cfg), "Set it to a number.")
-    if not 1 <= branches <= 2:
-        raise RequestError(
-            said("A step gave {branches} CFG branches, and guidance combines one or two.", branches=branches),
-            "Use one positive and one negative conditioning.",
-        )
-    if branches == 1 and needs_uncond(cfg):
+    if branches == 1 and not _is_one(cfg):
         raise RequestError(
             said("CFG {cfg} needs a negative conditioning.", cfg=f"{cfg:g}"), "Connect one, or set CFG to 1."
         )
 
 
-def combine_branches(denoised: Sequence[torch.Tensor], cfg: float) -> torch.Tensor:
-    """Classifier-free guidance (Ho & Salimans 2022) over denoised latents: cond, then uncond if there is one.
-
-    Raises:
-        RequestError: see `check_guidance`.
-    """
-    check_guidance(len(denoised), cfg)
-    if not needs_uncond(cfg):
-        return denoised[0]
-    cond, uncond = denoised
-    return uncond + (cond - uncond) * cfg
+def _is_one(cfg: float) -> bool:
+    """Whether the unconditional branch changes nothing; ComfyUI does not evaluate it then."""
+    return math.isclose(cfg, 1.0)
 
 
 @dataclass(frozen=True)
@@ -101,9 +82,6 @@ class Denoiser:
         timesteps: (steps + 1,) float32 on x's device: ComfyUI's timestep for each sigma of the run.
         cfg: guidance scale.
         inpaint: mask and what it keeps, if any.
-
-    Raises (when called):
-        RequestError: see `combine_branches`.
     """
 
     predict: Predict
@@ -131,8 +109,10 @@ class Denoiser:
 
     def finish(self, masked: Evaluation, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the denoised latent from the outputs of the CFG branches, read against the latent before scaling."""
-        branches = [self.prediction.denoised(masked.x, output, masked.sigma) for output in outputs]
-        denoised = combine_branches(branches, self.cfg)
+        denoised, *others = (self.prediction.denoised(masked.x, output, masked.sigma) for output in outputs)
+        if not _is_one(self.cfg):  # Ho & Salimans 2022
+            (uncond,) = others
+            denoised = uncond + (denoised - uncond) * self.cfg
         return denoised if self.inpaint is None else self.inpaint.after(denoised)
 
     def part(self, index: Any) -> Denoiser:

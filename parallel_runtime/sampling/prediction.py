@@ -13,9 +13,6 @@ from types import MappingProxyType
 
 import torch
 
-from ..errors import RequestError
-from ..said import said
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -67,19 +64,3 @@ EPS = Prediction("eps", _unit_variance, _denoised_from_velocity, _exploding)
 V_PREDICTION = Prediction("v_prediction", _unit_variance, _denoised_from_v, _exploding)
 
 PREDICTIONS: Mapping[str, Prediction] = MappingProxyType({kind.name: kind for kind in (FLOW, EPS, V_PREDICTION)})
-
-
-def find_prediction(name: str) -> Prediction:
-    """Return the parameterization of that name.
-
-    Raises:
-        RequestError: the pool does not know it.
-    """
-    if name not in PREDICTIONS:
-        cause = said(
-            "The workers do not know the prediction {name}; they know {predictions}.",
-            name=repr(name),
-            predictions=", ".join(PREDICTIONS),
-        )
-        raise RequestError(cause, "Use KSampler: it runs every model per step.")
-    return PREDICTIONS[name]

@@ -10,8 +10,6 @@ from types import MappingProxyType
 
 import torch
 
-from ..errors import RequestError
-from ..said import said
 from .steps import Rule, Step
 
 
@@ -35,19 +33,3 @@ def dpmpp_2m(step: Step, x: torch.Tensor, denoised: torch.Tensor) -> torch.Tenso
 
 SAMPLERS: Mapping[str, Rule] = MappingProxyType({"euler": euler, "dpmpp_2m": dpmpp_2m})
 SUPPORTED = tuple(SAMPLERS)
-
-
-def find_sampler(name: str) -> Rule:
-    """Return the sampler of that ComfyUI name.
-
-    Raises:
-        RequestError: the pool does not have it; per step it works all the same.
-    """
-    if name not in SAMPLERS:
-        cause = said(
-            "Sampler {name} does not run in the workers, which have {supported}.",
-            name=repr(name),
-            supported=", ".join(SUPPORTED),
-        )
-        raise RequestError(cause, "Choose one of these, or use KSampler: it runs every sampler per step.")
-    return SAMPLERS[name]

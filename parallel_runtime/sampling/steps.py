@@ -52,7 +52,7 @@ Rule = Callable[[Step, torch.Tensor, torch.Tensor], torch.Tensor]
 Denoise = Callable[[Evaluation], torch.Tensor]
 """evaluation -> denoised latent like its x."""
 OnStep = Callable[[Evaluation, torch.Tensor], None]
-"""(evaluation of a step, its denoised latent, the preview), before the step is taken."""
+"""(evaluation of a step, its denoised latent), before the step is taken; what it raises ends the run."""
 
 
 def take_steps(rule: Rule, x: torch.Tensor, sigmas: torch.Tensor) -> Steps:
@@ -62,10 +62,7 @@ def take_steps(rule: Rule, x: torch.Tensor, sigmas: torch.Tensor) -> Steps:
         x: latent noised to sigmas[0], or a part of it, (B, C, ...) float32.
         sigmas: (steps + 1,) float32; only the last may be 0.
     """
-    return _run(rule, x, sigmas.to(x.device), sigmas.tolist())  # the host waits for sigmas here, and in no step
-
-
-def _run(rule: Rule, x: torch.Tensor, sigmas: torch.Tensor, levels: list[float]) -> Steps:
+    levels, sigmas = sigmas.tolist(), sigmas.to(x.device)  # the host waits for sigmas here, and in no step
     previous = None
     for index, level in enumerate(levels[1:]):
         denoised = yield Evaluation(x, sigmas[index], index)
@@ -76,11 +73,7 @@ def _run(rule: Rule, x: torch.Tensor, sigmas: torch.Tensor, levels: list[float])
 
 @torch.no_grad()
 def run_steps(rule: Rule, denoise: Denoise, x: torch.Tensor, sigmas: torch.Tensor, on_step: OnStep) -> torch.Tensor:
-    """Run over the whole latent and return x at the last sigma; arguments as for `take_steps`.
-
-    Args:
-        on_step: called once a step, before it is taken; what it raises ends the run.
-    """
+    """Run over the whole latent and return x at the last sigma; arguments as for `take_steps`."""
     run = take_steps(rule, x, sigmas)
     try:
         evaluation = next(run)

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.sampling.denoiser import combine_branches
-from parallel_runtime.sampling.samplers import find_sampler
+from parallel_runtime.sampling.samplers import SAMPLERS
 from parallel_runtime.sampling.steps import take_steps
 
 
@@ -73,7 +72,7 @@ def emulate(
     rows = [height // patches + (patch < height % patches) for patch in range(patches)]
     cuts = [sum(rows[:patch]) for patch in range(patches + 1)]
     bands = [(slice(None), slice(None), slice(2 * a, 2 * b)) for a, b in pairwise(cuts)]
-    runs = [take_steps(find_sampler(sampler), x[band], sigmas) for band in bands]
+    runs = [take_steps(SAMPLERS[sampler], x[band], sigmas) for band in bands]
     wanted = [next(run) for run in runs]
     finished: list[torch.Tensor] = []
 
@@ -101,7 +100,9 @@ def emulate(
 
     def advance(patch: int, outputs: list[torch.Tensor]) -> None:
         evaluation = wanted[patch]
-        denoised = combine_branches([evaluation.x - out * evaluation.sigma for out in outputs], cfg)
+        denoised, *uncond = [evaluation.x - out * evaluation.sigma for out in outputs]
+        if uncond:
+            denoised = uncond[0] + (denoised - uncond[0]) * cfg
         try:
             wanted[patch] = runs[patch].send(denoised)
         except StopIteration as end:

@@ -13,7 +13,7 @@ import torch
 from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, Predict
 from parallel_runtime.sampling.prediction import FLOW
-from parallel_runtime.sampling.samplers import find_sampler
+from parallel_runtime.sampling.samplers import SAMPLERS
 from parallel_runtime.sampling.steps import Evaluation, OnStep, run_steps
 
 
@@ -27,7 +27,7 @@ class SampleSettings:
         multiplier: timestep = sigma * multiplier.
 
     Raises:
-        RequestError: a sampler that the pool does not have, or a number that is not finite.
+        RequestError: a number that is not finite.
     """
 
     sampler: str
@@ -35,7 +35,6 @@ class SampleSettings:
     multiplier: float = 1.0
 
     def __post_init__(self) -> None:
-        find_sampler(self.sampler)
         for name in ("cfg", "multiplier"):
             if not math.isfinite(getattr(self, name)):
                 raise RequestError(f"The {name} is {getattr(self, name)}.", "Give a finite number.")
@@ -102,7 +101,7 @@ def sample_latent(
         RequestError: inputs that do not fit together, or that hold NaN.
     """
     _check_inputs(sigmas, noise, latent_image, mask)
-    sampler = find_sampler(settings.sampler)
+    sampler = SAMPLERS[settings.sampler]
     sigmas, latent_image = sigmas.to(noise.device, torch.float32), latent_image.to(noise.device, torch.float32)
     start = noise.float()
     inpaint = None if mask is None else Inpaint(mask.to(start.device, torch.float32), latent_image, start)

@@ -79,9 +79,8 @@ def test_no_sampler_waits_in_its_steps(sampler, prediction):
     outputs = [torch.zeros_like(x, dtype=torch.bfloat16) for _ in range(2)]
     denoiser = Denoiser(lambda x, timestep: outputs, prediction, sigmas.to(META), 3.0, inpaint)
     run = take_steps(sampler, x, sigmas)
-    steps = 0
+    evaluation, steps = next(run), 0  # here the host reads the sigmas
     with NothingWaits(), contextlib.suppress(StopIteration):
-        evaluation = next(run)
         while True:
             steps += 1
             evaluation = run.send(denoiser(evaluation))

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallel_runtime.errors import RequestError
-from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, find_sampler
+from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED
 from parallel_runtime.sampling.steps import Evaluation, run_steps
 
 FULL = (1.0, 0.93, 0.8, 0.55, 0.3, 0.1, 0.0)
@@ -123,15 +122,6 @@ def test_what_on_step_raises_ends_the_run_before_the_next_evaluation():
     with pytest.raises(Cancelled):
         run("euler", denoise, gaussian(1, 1, 2, 2), FULL, stop)
     assert len(calls) == 2
-
-
-def test_an_unknown_sampler_is_refused_with_what_there_is():
-    with pytest.raises(RequestError) as refusal:
-        find_sampler("dpm_adaptive")
-    assert "'dpm_adaptive'" in str(refusal.value)
-    assert all(name in str(refusal.value) for name in SUPPORTED)
-    assert "per step" in refusal.value.fix
-    assert find_sampler("dpmpp_2m") is SAMPLERS["dpmpp_2m"]
 
 
 def test_the_table_of_samplers_cannot_be_changed():

@@ -10,8 +10,8 @@ import torch
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
-from parallel_runtime.sampling.prediction import find_prediction
-from parallel_runtime.sampling.samplers import SUPPORTED, find_sampler
+from parallel_runtime.sampling.prediction import PREDICTIONS
+from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED
 from parallel_runtime.sampling.steps import run_steps
 from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
 
@@ -112,7 +112,7 @@ def latents(device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def our_run(name, sampling, sigmas, cfg, prediction, mask, noise, latent, on_step) -> torch.Tensor:
     """What nodes/pool_loop.py and the ranks make of a run together: start and end are scaled by ComfyUI, as there."""
-    sampler, kind = find_sampler(name), find_prediction(prediction)
+    sampler, kind = SAMPLERS[name], PREDICTIONS[prediction]
     inpaint = None
     if mask is not None:
         inpaint = Inpaint(mask, latent, noise * getattr(sampling, "noise_scale", 1.0))

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from parallel_runtime.errors import RequestError
-from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, combine_branches, needs_uncond
-from parallel_runtime.sampling.prediction import EPS, FLOW, V_PREDICTION, find_prediction
+from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, check_guidance
+from parallel_runtime.sampling.prediction import EPS, FLOW, V_PREDICTION
 from parallel_runtime.sampling.samplers import SUPPORTED
 from parallel_runtime.sampling.steps import Evaluation
 from tests.parallel_runtime.sample_latent import SampleSettings, sample_latent, undo_scaling
@@ -41,17 +41,18 @@ def test_guidance_of_denoised_latents_is_guidance_of_velocities():
 
 
 def test_at_cfg_1_the_uncond_branch_plays_no_part():
-    cond, broken = gaussian(1, 2, 2, 2), torch.full((1, 2, 2, 2), math.nan)
-    assert not needs_uncond(1.0)
-    assert needs_uncond(1.01)
-    assert combine_branches([cond, broken], 1.0) is cond
-    assert combine_branches([cond], 1.0) is cond
+    x, sigma = gaussian(1, 2, 2, 2), torch.tensor(0.5)
+    outputs = [gaussian(1, 2, 2, 2, seed=1), torch.full_like(x, math.nan)]
+    alone, both = (Denoiser(lambda *_, n=n: outputs[:n], FLOW, sigma[None])(evaluation(x, sigma)) for n in (1, 2))
+    assert torch.equal(alone, x - outputs[0] * sigma)
+    assert torch.equal(both, alone)
 
 
-@pytest.mark.parametrize("branches", [0, 1, 3])
-def test_branches_that_do_not_fit_the_guidance_are_refused(branches):
-    with pytest.raises(RequestError):
-        combine_branches([torch.zeros(1)] * branches, 4.0)
+def test_a_guidance_without_the_branch_that_it_needs_is_refused():
+    check_guidance(1, 1.0)
+    check_guidance(2, 4.0)
+    with pytest.raises(RequestError, match="needs a negative conditioning"):
+        check_guidance(1, 1.01)
 
 
 def test_a_half_precision_velocity_leaves_latent_and_timestep_in_float32():
@@ -92,12 +93,6 @@ def test_a_perfect_output_gives_back_the_latent_from_any_noise_level(prediction,
     assert torch.equal(timestep, torch.tensor([431.0, 431.0]))
     expected = x if prediction is FLOW else signal * latent + part * noise
     torch.testing.assert_close(model_input, expected, atol=1e-6, rtol=1e-6)
-
-
-def test_an_unknown_prediction_is_refused_with_what_there_is():
-    assert find_prediction("eps") is EPS
-    with pytest.raises(RequestError, match="'edm'.*flow, eps, v_prediction"):
-        find_prediction("edm")
 
 
 def straight(x, timestep):

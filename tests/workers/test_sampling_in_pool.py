@@ -12,8 +12,8 @@ from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.requests.requests import concat_name
 from parallel_runtime.sampling.denoiser import Denoiser
-from parallel_runtime.sampling.prediction import find_prediction
-from parallel_runtime.sampling.samplers import find_sampler
+from parallel_runtime.sampling.prediction import PREDICTIONS
+from parallel_runtime.sampling.samplers import SAMPLERS
 from parallel_runtime.sampling.steps import run_steps
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
@@ -68,8 +68,8 @@ def oracle(path, request: LoopRequest) -> torch.Tensor:
         return outputs
 
     return run_steps(
-        find_sampler(request.job.sampler),
-        Denoiser(predict, find_prediction(request.job.prediction), request.tensors["timesteps"], request.job.cfg),
+        SAMPLERS[request.job.sampler],
+        Denoiser(predict, PREDICTIONS[request.job.prediction], request.tensors["timesteps"], request.job.cfg),
         request.x,
         request.tensors["sigmas"],
         lambda evaluation, denoised: None,
