@@ -45,24 +45,21 @@ class Loop:
         self.unlike = unlike
 
     def check(self, tensors: Tensors, device: torch.device) -> None:
-        """Refuse what would only fail in the loop. Runs on meta tensors; `device` is where the loop will run.
-
-        Shapes decide that, so every rank decides it for itself in PREPARE, before anything is exchanged.
+        """Refuse what would only fail in the loop, by its shapes. Runs on meta tensors; the loop will run on `device`.
 
         Raises:
-            RequestError: with the part that does not have what it needs, and the tensor or the shapes.
+            RequestError: with the part that does not have what it needs, and the shapes.
         """
         x = tensors["x"].shape
-        sigmas, timesteps = (each.shape for each in _read("steps", ("sigmas", "timesteps"), tensors))
+        sigmas, timesteps = tensors["sigmas"].shape, tensors["timesteps"].shape
         if sigmas != timesteps or len(sigmas) != 1 or sigmas[0] < 2:
             raise _unfit("steps", [sigmas, timesteps], x)
-        inpaint = [each.shape for each in self._read_inpaint(tensors)]
+        inpaint = [tensors[name].shape for name in INPAINT] if self.request.inpaint else []
         if any(shape != x for shape in inpaint):
             raise _unfit("a noise mask", inpaint, x)
-        for channels in self._read_fixed_channels(tensors):
+        for channels in self._fixed_channels(tensors):
             if (*channels.shape[:1], *channels.shape[2:]) != (*x[:1], *x[2:]):
                 raise _unfit("fixed channels", [channels.shape], x)
-        _read_own_timesteps(self.request, tensors)
 
     def run(
         self, predictor: Predictor, branches: Sequence[Conditioning], tensors: Tensors, control: Control
@@ -78,8 +75,8 @@ class Loop:
             Cancelled: on all ranks before the same step.
         """
         total = len(tensors["sigmas"]) - 1
-        own_timesteps = _read_own_timesteps(self.request, tensors)
-        evaluate = Evaluation(predictor, branches, own_timesteps, lambda x: self.model_inputs(x, tensors), self.unlike)
+        own = self._own_timesteps(tensors)
+        evaluate = Evaluation(predictor, branches, own, lambda x: self.model_inputs(x, tensors), self.unlike)
 
         def on_step(index: int, denoised: torch.Tensor) -> None:
             # Nodes with an output for the denoised latent want the last one, previews or not.
@@ -92,24 +89,28 @@ class Loop:
     def model_inputs(self, x: torch.Tensor, tensors: Tensors) -> list[torch.Tensor]:
         """One input of the transformer per CFG branch, in its dtype: x, and the branch's fixed channels after it."""
         seen = x.to(self.dtype)
-        fixed = self._read_fixed_channels(tensors)
+        fixed = self._fixed_channels(tensors)
         if not fixed:
             return [seen] * len(self.request.branches)
         return [torch.cat([seen, channels.to(seen)], dim=1) for channels in fixed]
 
     def inpaint(self, tensors: Tensors) -> Inpaint | None:
         """The noise mask, if there is one."""
-        if not (given := self._read_inpaint(tensors)):
+        if not self.request.inpaint:
             return None
-        mask, latent_image, noise = given
+        mask, latent_image, noise = (tensors[name] for name in INPAINT)
         return Inpaint(mask, latent_image, noise, self.request.inpaint_clean)
 
-    def _read_inpaint(self, tensors: Tensors) -> list[torch.Tensor]:
-        return _read("a noise mask", INPAINT, tensors) if self.request.inpaint else []
+    def _fixed_channels(self, tensors: Tensors) -> list[torch.Tensor]:
+        branches = self.request.branches if self.request.concat else ()
+        return [tensors[concat_name(branch.index)] for branch in branches]
 
-    def _read_fixed_channels(self, tensors: Tensors) -> list[torch.Tensor]:
-        names = [concat_name(branch.index) for branch in self.request.branches]
-        return _read("fixed channels", names, tensors) if self.request.concat else []
+    def _own_timesteps(self, tensors: Tensors) -> list[dict[str, OwnTimestep]]:
+        """By name for each branch; empty where all is told the loop's own."""
+        found: dict[int, dict[str, OwnTimestep]] = {branch.index: {} for branch in self.request.branches}
+        for index, name, begin in self.request.own_timesteps:
+            found[index][name] = OwnTimestep(tensors[share_name(index, name)], begin)
+        return list(found.values())
 
     def _steps(self, evaluate: Evaluation, tensors: Tensors, on_step: Told) -> torch.Tensor:
         """Take all steps."""
@@ -148,38 +149,11 @@ class Denoising(Loop):
         return Denoiser(predict, self.prediction, tensors["timesteps"], self.request.cfg, self.inpaint(tensors))
 
 
-def _read_own_timesteps(request: Sample, tensors: Tensors) -> list[dict[str, OwnTimestep]]:
-    """By name for each branch; empty where all is told the loop's own. Runs on meta tensors.
-
-    Raises:
-        RequestError: shares did not come along, or are of another batch.
-    """
-    found: dict[int, dict[str, OwnTimestep]] = {branch.index: {} for branch in request.branches}
-    for index, name, begin in request.own_timesteps:
-        share = tensors.get(share_name(index, name))
-        if index not in found or share is None or share.shape[:1] != tensors["x"].shape[:1]:
-            raise RequestError(said("The model's own timesteps did not come along for each picture."), "Report this.")
-        found[index][name] = OwnTimestep(share, begin)
-    return list(found.values())
-
-
-def _read(what: str, names: Sequence[str], tensors: Tensors) -> list[torch.Tensor]:
-    try:
-        return [tensors[name] for name in names]
-    except KeyError as missing:
-        cause = said(
-            "The request asks for {name}, and the tensor {missing} did not come with it.", name=what, missing=missing
-        )
-        raise RequestError(cause, "Report this.") from missing
-
-
 def _unfit(what: str, shapes: Sequence[torch.Size], latent: torch.Size) -> RequestError:
-    return RequestError(
-        said(
-            "The request asks for {name} of shape {map} on a latent of {latent}.",
-            name=what,
-            map=", ".join(str(tuple(shape)) for shape in shapes),
-            latent=tuple(latent),
-        ),
-        "Make all of them from one latent and one list of sigmas.",
+    cause = said(
+        "The request asks for {name} of shape {map} on a latent of {latent}.",
+        name=what,
+        map=", ".join(str(tuple(shape)) for shape in shapes),
+        latent=tuple(latent),
     )
+    return RequestError(cause, "Make all of them from one latent and one list of sigmas.")

@@ -58,10 +58,6 @@ class Evaluation:
         """An output for each, as ComfyUI has them evaluated."""
         return self._predict(x, timestep, [(each.branch, _inside(self.branches[each.branch], each)) for each in asked])
 
-    def arguments(self, branch: int) -> Set[str]:
-        """Names of a branch's arguments of the call."""
-        return self.branches[branch].arguments.keys()
-
     def agreed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same bytes on all ranks: the first one's."""
         return of_first_rank(tensor, self.predictor.mesh) if self.unlike else tensor

@@ -78,7 +78,7 @@ class GuidedModel:
         guider.model_patcher = SimpleNamespace(model=guider.inner_model, get_model_object=self._object)
         for (cond,) in guider.conds.values():
             # Of which a function leaves some out.
-            cond["model_conds"] = dict.fromkeys(evaluate.arguments(cond["branch"]))
+            cond["model_conds"] = dict.fromkeys(evaluate.branches[cond["branch"]].arguments)
         self.inner_model = guider
 
     def sample(

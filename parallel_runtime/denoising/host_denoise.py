@@ -75,11 +75,5 @@ class HostDenoising(Loop):
         )
 
     def _make_sampling(self, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-        missing = [name for name in self._host.tensors if sampling_name(name) not in tensors]
-        if missing:
-            what = ", ".join(missing)
-            raise RequestError(
-                said("The model sampling's {what} did not come with it.", what=what), said("Report this.")
-            )
         held = {name: tensors[sampling_name(name)] for name in self._host.tensors}
         return make_sampling(self._host.bases, self._host.values, held)

@@ -41,7 +41,7 @@ class Predictor:
     Args:
         joined: calls go through one forward where they can, see `merge`. It takes the memory of both.
         tried: such calls have gone well. In the first one the ranks agree on that, as a model finds what is wrong with
-            a branch by computing it, and another rank may have that.
+            a branch by computing it, which another rank may have.
     """
 
     transformer: Network
@@ -56,9 +56,7 @@ class Predictor:
         CFG branches land on different ranks even where their texts differ in length. Calls that are joined come in
         ComfyUI's order, the last one first: in a product's last bits a row's place counts.
         """
-        if self.joined:
-            return self._in_order(calls[::-1])[::-1]
-        return self._in_order(calls)
+        return self._in_order(calls[::-1])[::-1] if self.joined else self._in_order(calls)
 
     def _in_order(self, calls: Sequence[Call]) -> list[torch.Tensor]:
         self.transformer.set_mesh(self.mesh)
@@ -72,8 +70,10 @@ class Predictor:
         local = torch.cat(outputs) if outputs else None
         # A rank whose share is empty computes nothing, but joins the gather: every rank must.
         if some_have_no_rows(total, self.mesh, at_once):
-            dtype = agreed_dtype(None if local is None else local.dtype, self.mesh.batch, calls[0].x.device)
-            local = self._no_rows(calls[0], dtype) if local is None else local
+            x = calls[0].x
+            dtype = agreed_dtype(None if local is None else local.dtype, self.mesh.batch, x.device)
+            if local is None:
+                local = x.new_empty((0, *self.transformer.output_shape(tuple(x.shape))[1:]), dtype=dtype)
         assert local is not None
         gathered = gather_batch(local, total, self.mesh, at_once)
         return list(gathered.split([call.batch for call in calls]))
@@ -88,10 +88,6 @@ class Predictor:
 
     def _forward(self, call: Call) -> torch.Tensor:
         return self.transformer.predict(call.x, call.timestep, call.conditioning.arguments)
-
-    def _no_rows(self, call: Call, dtype: torch.dtype) -> torch.Tensor:
-        shape = self.transformer.output_shape(tuple(call.x.shape))
-        return call.x.new_empty((0, *shape[1:]), dtype=dtype)
 
 
 def own_calls(calls: Sequence[Call], mesh: Layout, joined: bool = True) -> list[Call]:
@@ -147,8 +143,7 @@ def _alike(one: Call, other: Call) -> bool:
     shared = one.conditioning.shared
     if given.keys() != counterparts.keys() or shared != other.conditioning.shared:
         return False
-    branches = [BRANCHES in arguments.get(OPTIONS, {}) for arguments in (given, counterparts)]
-    if branches[0] != branches[1]:
+    if (BRANCHES in given.get(OPTIONS, {})) != (BRANCHES in counterparts.get(OPTIONS, {})):
         return False
     return all(
         _same(_of_any_branch(name, value), _of_any_branch(name, counterparts[name]))
@@ -181,13 +176,12 @@ def _have_like_rows(one: Any, other: Any, batches: tuple[int, int]) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.ndim > 0 and one.shape[1:] == other.shape[1:]
     if isinstance(one, list) and isinstance(other, list):  # reference latents
-        tensors = [each for each in (*one, *other) if isinstance(each, torch.Tensor)]
-        return (
-            len(tensors) == len(one) + len(other)
-            and len(one) == len(other)
-            and all(each.ndim > 0 and each.shape[0] == batches[0] for each in one)
-            and all(each.ndim > 0 and each.shape[0] == batches[1] for each in other)
-            and all(first.shape[1:] == second.shape[1:] for first, second in zip(one, other, strict=True))
+        return len(one) == len(other) and all(
+            isinstance(first, torch.Tensor)
+            and isinstance(second, torch.Tensor)
+            and (first.shape[:1], second.shape[:1]) == ((batches[0],), (batches[1],))
+            and first.shape[1:] == second.shape[1:]
+            for first, second in zip(one, other, strict=True)
         )
     return not isinstance(one, _NESTED) and not isinstance(other, _NESTED) and bool(one == other)
 

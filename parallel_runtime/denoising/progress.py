@@ -44,10 +44,6 @@ class StepTelling:
     """Tells of the steps of one run, in their order, each once. On a CPU, which has finished them, at once.
 
     A run that ends otherwise than well just leaves the last step untold.
-
-    Args:
-        tell: who is told.
-        device: where the steps are computed.
     """
 
     def __init__(self, tell: Tell, device: torch.device):
@@ -67,7 +63,7 @@ class StepTelling:
         if self._device.type != "cuda":
             self._tell(index, total, denoised)
             return
-        launched = index, total, QueuedOnGpu(denoised, self._device)
+        launched = index, total, QueuedOnGpu(denoised, self._device)  # before the host waits
         self.flush()
         self._pending = launched
         if not self._short:

@@ -23,8 +23,6 @@ from .mesh import Mesh
 
 NONE = 0
 """The number of a rank that has nothing, or lost it."""
-_RECORDED = "recorded"
-"""What there are histories of: CUDA graphs of forwards."""
 _DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
@@ -48,7 +46,7 @@ def agreed_history(ranks: Sequence[int], agreed: Mapping[str, int]) -> int | Non
 
 
 def _name(ranks: Sequence[int]) -> str:
-    return f"{_RECORDED} over {','.join(map(str, ranks))}"
+    return f"recorded over {','.join(map(str, ranks))}"
 
 
 def offer_same(name: str, value: object) -> dict[str, int]:

@@ -17,8 +17,6 @@ from ..config import AXES, ParallelPlan
 from .groups import GroupKey, Groups
 from .launched import MESSAGE, count
 
-_LINK = "link"
-
 
 @dataclass(frozen=True)
 class Link:
@@ -46,28 +44,22 @@ def link_groups(plan: ParallelPlan) -> list[GroupKey]:
     if plan.pipe == 1:
         return []
     ranks = torch.arange(plan.world_size).reshape(plan.shape).movedim(AXES.index("pipe"), -1)
-    keys: list[GroupKey] = []
-    for pipeline in ranks.reshape(-1, plan.pipe).tolist():
-        for stage, source in enumerate(pipeline):
-            keys.append(((source, pipeline[(stage + 1) % plan.pipe]), _LINK))
-    return keys
+    pipelines = ranks.reshape(-1, plan.pipe).tolist()
+    return [(link, "link") for each in pipelines for link in zip(each, each[1:] + each[:1], strict=True)]
 
 
 def build_links(plan: ParallelPlan, rank: int, groups: Groups | None = None) -> Links | None:
-    """Make the communicators of a plan's pipelines.
+    """This rank's links in a plan; None where there is one stage, or the rank takes no part.
 
     Collective over the world, like `mesh.build_mesh`: every rank calls it, with the same plan, in the same order.
 
     Args:
         groups: those of earlier plans, which this one shares.
-
-    Returns:
-        This rank's links; None where there is one stage, or the rank takes no part.
     """
     groups = groups or Groups(rank, plan.world_size)
     links: dict[str, Link] = {}
     for key in link_groups(plan):
-        group, ((source, target), _) = groups.join(key), key
+        (source, target), group = key[0], groups.join(key)
         if group is not None and rank == source:
             links["out"] = Link(group, target)
         elif group is not None:
@@ -89,7 +81,8 @@ class Outbox:
         if message.numel():
             count(MESSAGE, self._link.group)
             work = dist.isend(message, dst=self._link.peer, group=self._link.group)
-            self._going.append((_work(work), message))
+            assert work is not None  # a rank of the link's own group
+            self._going.append((work, message))
 
     def flush(self) -> None:
         """Wait until all has gone."""
@@ -107,11 +100,11 @@ class Inbox:
 
     def expect(self, numel: int, dtype: torch.dtype) -> None:
         """Post a receive of a 1-D tensor."""
-        message = torch.empty(numel, dtype=dtype, device=self._device)
+        message, work = torch.empty(numel, dtype=dtype, device=self._device), None
         if numel:
             count(MESSAGE, self._link.group)
-        work = dist.irecv(message, src=self._link.peer, group=self._link.group) if numel else None
-        self._coming.append((_work(work) if work else None, message))
+            work = dist.irecv(message, src=self._link.peer, group=self._link.group)
+        self._coming.append((work, message))
 
     def take(self) -> torch.Tensor:
         """Wait for the oldest expected message (on a GPU its stream waits) and return it."""
@@ -121,18 +114,12 @@ class Inbox:
         return message
 
 
-def _work(work: dist.Work | None) -> dist.Work:
-    assert work is not None, "a rank outside of its own link"
-    return work
-
-
 def pack(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """One message of several tensors of one dtype."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
 
 
-def unpack(message: torch.Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+def unpack(message: torch.Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
     """The tensors of a message, views of it."""
-    sizes = [torch.Size(shape).numel() for shape in shapes.values()]
-    parts = message.split(sizes)
+    parts = message.split([shape.numel() for shape in shapes.values()])
     return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}

@@ -151,7 +151,5 @@ def _rows(plan: ParallelPlan, axes: tuple[str, ...]) -> list[GroupKey]:
 
 
 def _coordinate(plan: ParallelPlan, rank: int) -> Mapping[str, int]:
-    coordinate = {}
-    for axis, degree in zip(reversed(AXES), reversed(plan.shape), strict=True):
-        rank, coordinate[axis] = divmod(rank, degree)
-    return MappingProxyType({axis: coordinate[axis] for axis in AXES})
+    place = torch.unravel_index(torch.tensor(rank), plan.shape)
+    return MappingProxyType({axis: int(index) for axis, index in zip(AXES, place, strict=True)})

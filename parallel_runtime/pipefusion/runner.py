@@ -101,7 +101,7 @@ class StageRunner:
         if key not in self._known:
             self._known[key] = sum(shape.numel() for shape in shapes.values()), dtype
             self.inbox.expect(*self._known[key])
-        return unpack(self.inbox.take(), {name: tuple(shape) for name, shape in shapes.items()})
+        return unpack(self.inbox.take(), shapes)
 
 
 def flatten_rows(latent: torch.Tensor) -> torch.Tensor:
