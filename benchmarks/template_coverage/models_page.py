@@ -46,7 +46,7 @@ def write_families() -> str:
         for path, network in sorted(NETWORKS.items(), key=lambda item: (item[1].title.lower(), item[0]))
     ]
     diffusers = [
-        f"| {spec.title} | `{spec.transformer_class}` | {'tokens' if spec.splits_sequence else 'batch alone'} | "
+        f"| {spec.title} | `{spec.transformer_class}` | {'tokens' if spec.cut else 'batch alone'} | "
         f"{'yes' if spec.cut else 'no'} |"
         for spec in MODELS
     ]

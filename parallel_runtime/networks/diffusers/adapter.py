@@ -20,7 +20,6 @@ class Call:
     Args:
         title: how artists call the family.
         x: (B, C, H, W) or (B, C, frames, H, W) in the model's dtype.
-        timestep: (1 or B,) float32, handed on as it is.
         context: (1 or B, tokens, width).
         config: the diffusers config.
         extras: the other arguments; those that are None count as left out.
@@ -28,7 +27,6 @@ class Call:
 
     title: str
     x: torch.Tensor
-    timestep: torch.Tensor
     context: torch.Tensor
     config: Mapping[str, Any]
     extras: Mapping[str, Any]
@@ -39,11 +37,7 @@ class Call:
         return self.x.shape[0]
 
     def check(self, known: Iterable[str], dims: int = 4) -> None:
-        """Refuse wrong dimensions, unequal batches, unknown arguments; `known` are those that it may hold.
-
-        Raises:
-            RequestError: with what was given.
-        """
+        """Refuse wrong dimensions, unequal batches, and arguments that are not `known`."""
         if self.x.ndim != dims or self.context.ndim != 3 or self.context.shape[0] not in (1, self.batch):
             frames = "frames, " if dims == 5 else ""
             cause = said(
@@ -57,19 +51,12 @@ class Call:
             raise RequestError(cause, said("Use a latent and a prompt made for {title}.", title=self.title))
         given = {name for name, value in self.extras.items() if value is not None}
         if unknown := sorted(given.difference(known)):
-            cause = said(
-                "The diffusers network of {title} does not take {unknown}.",
-                title=self.title,
-                unknown=", ".join(unknown),
-            )
+            names = ", ".join(unknown)
+            cause = said("The diffusers network of {title} does not take {unknown}.", title=self.title, unknown=names)
             raise RequestError(cause, "Leave it out.")
 
     def check_channels(self) -> None:
-        """Refuse a latent of another model, where `ModelSpec.check_widths` does not see it.
-
-        Raises:
-            RequestError: with both numbers.
-        """
+        """Refuse a latent of another model, where `ModelSpec.check_widths` does not see it."""
         wanted, got = self.config["in_channels"], self.x.shape[1]
         if got != wanted:
             cause = said(
@@ -79,19 +66,11 @@ class Call:
                 got=got,
                 shape=tuple(self.x.shape),
             )
-            raise RequestError(
-                cause, "Use the latent, the VAE and the conditioning nodes that belong to this checkpoint."
-            )
+            fix = "Use the latent, the VAE and the conditioning nodes that belong to this checkpoint."
+            raise RequestError(cause, fix)
 
     def rows(self, name: str, value: Any, dims: int = 0) -> torch.Tensor:
-        """One row for every batch item, (1 or B, ...) -> (B, ...), contiguous.
-
-        Args:
-            dims: that there must be; 0 for any.
-
-        Raises:
-            RequestError: another number of rows, or no tensor.
-        """
+        """One row for every batch item, (1 or B, ...) -> (B, ...), contiguous; `dims` are checked unless 0."""
         shape = tuple(value.shape) if isinstance(value, torch.Tensor) else (type(value).__name__,)
         if shape[:1] not in ((1,), (self.batch,)) or (dims and len(shape) != dims):
             cause = said(
@@ -105,13 +84,14 @@ class Call:
         return value.expand(self.batch, *shape[1:]).contiguous()
 
     def pooled_text(self) -> torch.Tensor | None:
-        """`y` (1 or B, width) for every batch item, in x's dtype; None where there is none.
-
-        Raises:
-            RequestError: other dimensions.
-        """
+        """`y` (1 or B, width) for every batch item, in x's dtype; None where there is none."""
         y = self.extras.get("y")
         return None if y is None else self.rows("pooled text", y, dims=2).to(self.x)
+
+    def guidance(self) -> torch.Tensor | None:
+        """What FluxGuidance gives, for every batch item; None where there is none, or the checkpoint takes none."""
+        given = self.extras.get("guidance") if self.config["guidance_embeds"] else None
+        return None if given is None else self.rows("guidance", given.to(self.x.device).reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -136,7 +116,7 @@ class Adapter(ABC):
         Raises:
             RequestError: shapes that do not fit the model, an extra that is missing or not known.
         """
-        call = Call(self.title, x, timestep, context, config, extras)
+        call = Call(self.title, x, context, config, extras)
         latent = self.of_latent(call)
         made = {name: make(call) for name, make in self.arguments.items()}
         return {

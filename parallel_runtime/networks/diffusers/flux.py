@@ -21,12 +21,10 @@ def _pooled(call: Call) -> torch.Tensor:
 
 def _guidance(call: Call) -> torch.Tensor | None:
     """The usual one where none is given."""
-    if not call.config["guidance_embeds"]:
-        return None
-    guidance = call.extras.get("guidance")
-    if guidance is None:
+    guidance = call.guidance()
+    if guidance is None and call.config["guidance_embeds"]:
         return torch.full((call.batch,), _USUAL_GUIDANCE, device=call.x.device, dtype=torch.float32)
-    return call.rows("guidance", guidance.to(call.x.device).reshape(-1))
+    return guidance
 
 
 FLUX = ModelSpec(

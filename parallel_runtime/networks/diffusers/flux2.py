@@ -14,12 +14,6 @@ from .token_adapter import TokenAdapter
 _AXES = 4
 
 
-def _guidance(call: Call) -> torch.Tensor | None:
-    """Without guidance its embedding is left out."""
-    guidance = call.extras.get("guidance") if call.config["guidance_embeds"] else None
-    return None if guidance is None else call.rows("guidance", guidance.to(call.x.device).reshape(-1))
-
-
 def _text_ids(call: Call) -> torch.Tensor:
     """A text token's place is its number, on the last axis."""
     ids = torch.zeros(call.context.shape[1], _AXES, device=call.x.device, dtype=torch.float32)
@@ -52,7 +46,7 @@ FLUX2 = ModelSpec(
         patch=1,
         axes=_AXES,
         index_step=10,
-        arguments={"guidance": _guidance, "txt_ids": _text_ids},
+        arguments={"guidance": Call.guidance, "txt_ids": _text_ids},
     ),
     token=1,
     widths={"hidden_states": "in_channels", "encoder_hidden_states": "joint_attention_dim"},

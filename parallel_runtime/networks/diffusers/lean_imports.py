@@ -54,38 +54,27 @@ def _without_compiler() -> contextlib.AbstractContextManager[None]:
     return _instead_of(_COMPILER, stand_in)
 
 
-def _is_installed() -> bool:
-    """Whether a version is there that is new enough; other packs may have brought an older one."""
-    found = find_version("diffusers")
-    return found is not None and find_spec("diffusers") is not None and Version(found) >= Version(OLDEST)
-
-
-def _absent(problem: Exception | None = None) -> UnsupportedModelError:
-    """The error where diffusers is needed and not there, or does not import."""
-    if problem is None:
-        cause = said(
-            "A diffusers folder needs the Python package diffusers ({oldest} or newer), which is not installed.",
-            oldest=OLDEST,
-        )
-    else:
-        cause = said("The Python package diffusers does not import here ({problem}).", problem=problem)
-    return UnsupportedModelError(cause, 'In the folder of Parallel DiT run Python with: -m pip install ".[diffusers]"')
-
-
 def import_diffusers() -> ModuleType:
     """The package diffusers.
 
     Raises:
         UnsupportedModelError: it is not installed, or does not import.
     """
-    if not _is_installed():
-        raise _absent()
+    fix = 'In the folder of Parallel DiT run Python with: -m pip install ".[diffusers]"'
+    found = find_version("diffusers")  # other packs may have brought an older one
+    if found is None or find_spec("diffusers") is None or Version(found) < Version(OLDEST):
+        cause = said(
+            "A diffusers folder needs the Python package diffusers ({oldest} or newer), which is not installed.",
+            oldest=OLDEST,
+        )
+        raise UnsupportedModelError(cause, fix)
     try:
         with _without_compiler():
             import diffusers
             import diffusers.utils
     except (ImportError, RuntimeError) as error:  # RuntimeError: how diffusers tells of one of its parts
-        raise _absent(error) from error
+        cause = said("The Python package diffusers does not import here ({problem}).", problem=error)
+        raise UnsupportedModelError(cause, fix) from error
     return diffusers
 
 

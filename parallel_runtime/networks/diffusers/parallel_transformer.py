@@ -28,19 +28,12 @@ from .spec import ModelSpec
 
 
 def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> HeadSharing:
-    """The self-attention of a transformer with its weights.
-
-    Raises:
-        ConfigurationError: see `ParallelTransformer`.
-    """
-    data = spec.network
-    weight = next(transformer.parameters())
-    head_dim = int(attrgetter(data.head_dim)(transformer)) if data is not None else 0
-    if spec.splits_sequence:
-        kernel = resolve_kernel(attention, weight.device, weight.dtype, head_dim)
-    else:
-        kernel = untouched_kernel(attention, spec.title)
-    heads = int(attrgetter(data.heads)(transformer)) if data is not None else 1
+    """The self-attention of a transformer with its weights; see `ParallelTransformer`."""
+    data, weight = spec.network, next(transformer.parameters())
+    if data is None:
+        return HeadSharing(1, 0, weight.dtype, weight.device, untouched_kernel(attention, spec.title))
+    heads, head_dim = (int(attrgetter(path)(transformer)) for path in (data.heads, data.head_dim))
+    kernel = resolve_kernel(attention, weight.device, weight.dtype, head_dim)
     return HeadSharing(heads, head_dim, weight.dtype, weight.device, kernel)
 
 
@@ -89,11 +82,7 @@ class ParallelTransformer(Network):
         self._begin(compile)
 
     def _begin(self, compile: bool) -> None:
-        """Change the transformer, once.
-
-        Raises:
-            UnsupportedModelError: blocks or attention are not as the family's data says; nothing has changed.
-        """
+        """Change the transformer, once; nothing of it where blocks or attention are not as the family's data says."""
         transformer, spec = self.transformer, self.spec
         attention = find_modules(transformer, spec.self_attention)
         reason = unknown_blocks(transformer, spec.cut)
@@ -134,8 +123,6 @@ class ParallelTransformer(Network):
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any]) -> torch.Tensor:
         """One call in ComfyUI's convention, through the family's adapter. Collective over the sequence group.
 
-        Where forwards are recorded, the adapter's part is recorded with them: all of it is one launch.
-
         Args:
             x: (B, C, ...); timestep: (B,) float32; conditioning: context and the family's extras.
 
@@ -146,17 +133,19 @@ class ParallelTransformer(Network):
         return output
 
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape that `predict` gives for an x of that shape."""
+        """See `Network`."""
         return self.spec.adapter.output_shape(x_shape, self.config)
 
     def call_at_once(self, convention: str, *args: Any, **kwargs: Any) -> Any:
-        """What `forward` and `predict` (their names are the convention) do, without recording."""
-        return self._predict(*args) if convention == "predict" else self._run(*args, **kwargs)
+        """What `forward` and `predict` (their names are the convention) do, without recording.
 
-    def _predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: dict[str, Any]) -> torch.Tensor:
+        The adapter's part of a prediction is recorded with the forward: all of it is one launch.
+        """
+        if convention == "forward":
+            return self._run(*args, **kwargs)
+        x, timestep, conditioning = args
         arguments = self.spec.adapter.to_transformer(x, timestep, config=self.config, **conditioning)
-        output = self._run(**arguments, return_dict=False)[0]
-        return self.spec.adapter.from_transformer(output, x)
+        return self.spec.adapter.from_transformer(self._run(**arguments, return_dict=False)[0], x)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         self._timestep.begin(self._signature.bind(*args, **kwargs).arguments.get("timestep"))

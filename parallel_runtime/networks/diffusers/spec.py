@@ -90,17 +90,8 @@ class ModelSpec:
         references = "ref_latents" in self.adapter.extras
         return Network(self.title, self.cut, heads=heads, head_dim=head_dim, stages=True, behind=references)
 
-    @property
-    def splits_sequence(self) -> bool:
-        """Ranks can share out the tokens of a picture."""
-        return bool(self.self_attention)
-
     def check_widths(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        """Refuse inputs of another model, such as the conditioning of another family's text encoder.
-
-        Raises:
-            RequestError: an argument whose last dim differs from what the checkpoint takes.
-        """
+        """Refuse inputs of another model, such as the conditioning of another family's text encoder."""
         for name, key in self.widths.items():
             value = arguments.get(name)
             if isinstance(value, torch.Tensor) and value.shape[-1] != config[key]:
