@@ -85,10 +85,7 @@ def untouched_kernel(name: str, title: str) -> str:
 
 
 def check_ring(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
-    """Refuse a kernel that cannot attend to a part of the keys, which a ring needs.
-
-    Args:
-        name: key of KERNELS.
+    """Refuse a kernel (a key of KERNELS) that cannot attend to a part of the keys, which a ring needs.
 
     Raises:
         ConfigurationError: with the names of those that can.

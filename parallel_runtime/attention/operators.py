@@ -16,14 +16,11 @@ NAMESPACE = "parallel_dit"
 
 
 def operator(name: str, schema: str) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator: torch.ops.parallel_dit.<name>, of any device, whose outputs share no memory with its inputs. No
-    autograd.
+    """Decorator that makes an OpOverload of a function: torch.ops.parallel_dit.<name>, of any device, without autograd,
+    whose outputs share no memory with its inputs.
 
     Args:
         schema: "(Tensor x, ...) -> Tensor".
-
-    Returns:
-        What makes an OpOverload of a function.
     """
 
     def make(function: Callable[..., Any]) -> Any:

@@ -27,7 +27,6 @@ def apply(modules: Mapping[str, nn.Module], attend: Attend) -> None:
 
     Args:
         modules: attention modules by their path in the transformer; each has a diffusers `processor`.
-        attend: see kernels.py.
 
     Raises:
         UnsupportedModelError: a processor that reaches attention in neither way, by name, before anything changes.

@@ -38,16 +38,7 @@ class RingAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        """Attend with this rank's queries to the keys of all ranks.
-
-        Args:
-            query, key, value: this rank's tokens, (batch, local tokens, heads, head dim); heads alike on all ranks.
-            mask: of this rank's own keys, (batch or 1, 1, 1, local tokens); on all ranks or on none.
-            scale: of the logits, None for 1/sqrt(head dim).
-
-        Returns:
-            Attended values of this rank's tokens, shaped as the query.
-        """
+        """Attend with this rank's queries to the keys of all ranks; arguments and result as of `ulysses_attention`."""
         chunk = torch.stack([key.transpose(0, 1), value.transpose(0, 1)], dim=1)  # (tokens, 2, batch, heads, dim)
         hidden = None if mask is None else mask[:, 0, 0].transpose(0, 1).contiguous()  # (tokens, batch or 1)
         merged: tuple[Tensor, Tensor] | None = None
@@ -77,15 +68,8 @@ class RingAttention:
 
 
 def merge(attended: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge attention over two disjoint sets of keys.
-
-    Args:
-        attended, part: attended values, (batch, query tokens, heads, head dim).
-        lse, part_lse: (batch, heads, query tokens), finite.
-
-    Returns:
-        Attended values, in float32 or wider, and log-sum-exp over both sets.
-    """
+    """Merge attention over two disjoint sets of keys: values, (batch, query tokens, heads, head dim), in float32 or
+    wider, and the log-sum-exp, (batch, heads, query tokens), which is finite."""
     wide = torch.promote_types(attended.dtype, torch.float32)
     weight = torch.sigmoid(part_lse - lse).transpose(1, 2)[..., None].to(wide)
     return torch.lerp(attended.to(wide), part.to(wide), weight), torch.logaddexp(lse, part_lse)

@@ -24,8 +24,7 @@ Tensors = list[Tensor]
 def exchange_rotary(modules: Iterable[nn.Module]) -> None:
     """Let the processors of these attention modules, already rebound (rebind.py), rotate with `rotate`.
 
-    A rebound processor's code has a namespace of its own, so no other model is touched, and undoing the rebinding
-    undoes this.
+    A rebound processor's code has a namespace of its own, so no other model is touched.
     """
     for module in modules:
         processor: Any = module.processor
@@ -93,8 +92,7 @@ def _(queries: Tensors, keys: Tensors, *more: Any) -> tuple[Tensor, Tensor]:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate neighbouring pairs of the last dim of x, (batch, tokens, heads, head dim), in float32.
 
-    An operator, so that passes.py finds it in a traced block
-    and makes one `norm_rotate` of two of them with their norms.
+    An operator, so that a pass finds two of them in a traced block and makes one `norm_rotate` of them.
     """
     first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     rotated = torch.stack((-second, first), dim=-1).flatten(-2)

@@ -6,7 +6,7 @@ along: what is asked for is used or refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -20,14 +20,12 @@ from ..sampling.own_timesteps import OwnTimestep
 from ..sampling.prediction import PREDICTIONS
 from ..sampling.samplers import SAMPLERS
 from ..sampling.steps import run_steps
-from .evaluation import Evaluation
+from .evaluation import Evaluation, Told
 from .predict import Predictor
 
 Tensors = Mapping[str, torch.Tensor]
 INPAINT = ("mask", "latent_image", "noise")
 """Tensors of a noise mask."""
-Told = Callable[[int, torch.Tensor], None]
-"""(index of a step, its denoised latent), once a step; what it raises ends the run, on all ranks."""
 
 
 class Loop:
@@ -118,11 +116,7 @@ class Loop:
 
 
 class Denoising(Loop):
-    """A loop of our own samplers. Arguments as of `Loop`.
-
-    Raises:
-        RequestError: branches that guidance cannot combine.
-    """
+    """A loop of our own samplers. Arguments as of `Loop`; branches that guidance cannot combine are refused."""
 
     def __init__(self, request: Sample, dtype: torch.dtype, unlike: bool = False):
         super().__init__(request, dtype, unlike)

@@ -14,6 +14,9 @@ from ..requests.patches import CARRIED, REPLACED
 from ..sampling.own_timesteps import FIRST, OwnTimestep
 from .predict import Call, Predictor
 
+Told = Callable[[int, torch.Tensor], None]
+"""(index of a step, its denoised latent), once a step; what it raises ends the run, on all ranks."""
+
 
 @dataclass(frozen=True)
 class Asked:

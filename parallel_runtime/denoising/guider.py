@@ -13,19 +13,16 @@ from torch import nn
 
 from ..errors import RequestError
 from ..networks.comfyui.node_rules import AROUND_GUIDER, GUIDER_RULES
-from ..requests.comfyui_code import Guider, Scalar
+from ..requests.comfyui_code import Guider, HostLoop, Scalar
 from ..said import said
 from ..sampling.denoiser import Inpaint
-from .evaluation import Asked, Evaluation
+from .evaluation import Asked, Evaluation, Told
 
 _WRAPPERS, _REPLACED = "wrappers", "patches_replace"
 
 
 def load_guider(guider: Guider, indices: Sequence[int]) -> Any:
-    """A guider of ComfyUI's with what it reads of its own.
-
-    Args:
-        indices: of the branches, in their order.
+    """A guider of ComfyUI's with what it reads of its own, for branches of these indices.
 
     Raises:
         RequestError: it is none that ranks know, has no such branches, or this ComfyUI does not have it.
@@ -58,21 +55,10 @@ class GuidedModel:
     Args:
         guider: of `load_guider`.
         sampling: ComfyUI's model sampling.
-        inpaint: mask, and what it keeps.
         sigmas: of the loop.
-        all_branches: see `HostLoop`.
     """
 
-    def __init__(
-        self,
-        guider: Any,
-        evaluate: Evaluation,
-        sampling: Any,
-        inpaint: Inpaint | None,
-        sigmas: torch.Tensor,
-        all_branches: bool = True,
-    ):
-        self._all_branches = all_branches
+    def __init__(self, guider: Any, evaluate: Evaluation, sampling: Any, inpaint: Inpaint | None, sigmas: torch.Tensor):
         self._evaluate, self._sampling, self._inpaint, self._sigmas = evaluate, sampling, inpaint, sigmas
         guider.inner_model = SimpleNamespace(model_sampling=sampling)
         guider.model_patcher = SimpleNamespace(model=guider.inner_model, get_model_object=self._object)
@@ -84,27 +70,23 @@ class GuidedModel:
     def sample(
         self,
         function: Callable[..., torch.Tensor],
-        options: Mapping[str, Scalar],
+        host: HostLoop,
         x: torch.Tensor,
-        *,
-        seed: int,
         guidance: Mapping[str, Any],
-        on_step: Callable[[int, torch.Tensor], None],
+        on_step: Told,
     ) -> torch.Tensor:
         """Return the finished latent as ComfyUI's KSAMPLER does.
 
         Args:
             function: of `sampler_function`.
-            options: its arguments.
             x: noised to the first sigma.
             guidance: entries of `model_options`; see live_patches.py.
-            on_step: called once a step; what it raises ends the run.
         """
         functions = {name: each for name, each in guidance.items() if name != AROUND_GUIDER}
         wrappers = {"calc_cond_batch": [self._predict], AROUND_GUIDER: guidance.get(AROUND_GUIDER, [])}
         self.inner_model.model_options = {
             "transformer_options": {_WRAPPERS: {kind: {"parallel_dit": each} for kind, each in wrappers.items()}},
-            "disable_cfg1_optimization": self._all_branches,
+            "disable_cfg1_optimization": host.all_branches,
             **functions,
         }
         sigmas = self._sigmas.clone()  # UniPC writes into them
@@ -112,10 +94,10 @@ class GuidedModel:
             self,
             x.clone(),
             sigmas,
-            extra_args={"model_options": self.inner_model.model_options, "seed": seed},
+            extra_args={"model_options": self.inner_model.model_options, "seed": host.seed},
             callback=lambda state: on_step(int(state["i"]), state["denoised"]),
             disable=True,
-            **options,
+            **host.options,
         )
         finished: torch.Tensor = self._sampling.inverse_noise_scaling(sigmas[-1], latent)
         return finished
@@ -170,11 +152,7 @@ class GuidedModel:
 def make_sampling(
     bases: Sequence[str], values: Mapping[str, Scalar], tensors: Mapping[str, torch.Tensor]
 ) -> torch.nn.Module:
-    """A model sampling of ComfyUI's.
-
-    Args:
-        bases: classes of `comfy.model_sampling`.
-        values, tensors: what it holds.
+    """A model sampling of ComfyUI's that is made of these classes and holds these values and tensors.
 
     Raises:
         RequestError: this ComfyUI has no such class.

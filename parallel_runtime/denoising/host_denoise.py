@@ -14,8 +14,8 @@ from ..requests.comfyui_code import HostLoop, sampling_name
 from ..requests.requests import Sample
 from ..said import said
 from ..sampling.denoiser import check_guidance
-from .denoise import Loop, Told
-from .evaluation import Evaluation
+from .denoise import Loop
+from .evaluation import Evaluation, Told
 from .guider import GuidedModel, load_guider, make_sampling, sampler_function
 
 _ADAPTIVE = "dpm_adaptive"
@@ -46,11 +46,7 @@ class HostDenoising(Loop):
         make_guidance(host.guidance, None)
 
     def check(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        """Also the noise, which ComfyUI's samplers draw where the latent is.
-
-        Raises:
-            RequestError: ComfyUI would draw it elsewhere, or what the sampler reads did not come.
-        """
+        """Also refuse noise that ComfyUI would draw on another kind of device: samplers draw it where the latent is."""
         super().check(tensors, device)
         if device.type != self._host.noise_device:
             cause = said(
@@ -63,16 +59,9 @@ class HostDenoising(Loop):
 
     def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
         sampling = self._make_sampling(tensors)
-        inpaint, all_branches = self.inpaint(tensors), self._host.all_branches
-        model = GuidedModel(self._guider, evaluate, sampling, inpaint, tensors["sigmas"], all_branches)
-        return model.sample(
-            self._function,
-            self._host.options,
-            tensors["x"],
-            seed=self._host.seed,
-            guidance=make_guidance(self._host.guidance, sampling),
-            on_step=on_step,
-        )
+        model = GuidedModel(self._guider, evaluate, sampling, self.inpaint(tensors), tensors["sigmas"])
+        guidance = make_guidance(self._host.guidance, sampling)
+        return model.sample(self._function, self._host, tensors["x"], guidance, on_step)
 
     def _make_sampling(self, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
         held = {name: tensors[sampling_name(name)] for name in self._host.tensors}

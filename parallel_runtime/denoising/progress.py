@@ -54,10 +54,10 @@ class StepTelling:
         self._short = False
 
     def step(self, index: int, total: int, denoised: torch.Tensor | None = None) -> None:
-        """The kernels of a step are launched. Returns when the step before has been told of, or this one if it is slow.
+        """The kernels of step `index`, from 0, are launched. Returns when the step before has been told of, or this one
+        if it is slow.
 
         Args:
-            index, total: this step, from 0, and how many there are.
             denoised: its preview, on the device; may be overwritten there afterwards.
         """
         if self._device.type != "cuda":

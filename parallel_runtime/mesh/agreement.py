@@ -33,11 +33,8 @@ def offer_history(ranks: Sequence[int], number: int) -> dict[str, int]:
 
 
 def agreed_history(ranks: Sequence[int], agreed: Mapping[str, int]) -> int | None:
-    """The number that all ranks of the group go on with: their own where it is the same, else a new one.
-
-    Returns:
-        None where nothing was offered.
-    """
+    """The number that all ranks of the group go on with: their own where it is the same, else a new one; None where
+    nothing was offered."""
     name = _name(ranks)
     if name not in agreed:
         return None
@@ -50,11 +47,7 @@ def _name(ranks: Sequence[int]) -> str:
 
 
 def offer_same(name: str, value: object) -> dict[str, int]:
-    """What a rank offers of a value that all ranks should have alike.
-
-    Args:
-        value: with the same repr on every machine where it is the same.
-    """
+    """What a rank offers of a value that all ranks should have alike, and with the same repr on every machine."""
     digest = zlib.crc32(repr(value).encode())
     return {name: digest, f"-{name}": -digest}
 
@@ -101,11 +94,7 @@ def failing_at_the_next_vote(group: dist.ProcessGroup | None) -> Iterator[Callab
 
 
 def agreed_dtype(own: torch.dtype | None, group: dist.ProcessGroup | None, device: torch.device) -> torch.dtype:
-    """The type of what some ranks of a group have. Collective over it.
-
-    Args:
-        own: None on a rank that has nothing.
-    """
+    """The type of what some ranks of a group have; `own` is None on the others. Collective over it."""
     index = torch.tensor(-1 if own is None else _DTYPES.index(own), device=device)
     dist.all_reduce(index, op=dist.ReduceOp.MAX, group=group)
     return _DTYPES[int(index.item())]

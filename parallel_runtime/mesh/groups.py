@@ -32,20 +32,14 @@ class ExchangedHeads:
 
 
 class GroupMemory(Protocol):
-    """Memory that the ranks of a group share; see exchange/head_routes.py."""
+    """Memory that the ranks of a group share; see HeadRoutes in exchange/head_routes.py."""
 
     @property
-    def made(self) -> int:
-        """How often it was made, on all ranks alike."""
-        ...
+    def made(self) -> int: ...
 
-    def free(self) -> None:
-        """Let it go; it is made anew when it is asked for."""
-        ...
+    def free(self) -> None: ...
 
-    def buffers(self, heads: ExchangedHeads) -> Any:
-        """Buffers for such heads, None where the ranks cannot share so much. Collective."""
-        ...
+    def buffers(self, heads: ExchangedHeads) -> Any: ...
 
 
 class Groups:

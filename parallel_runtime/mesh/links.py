@@ -20,12 +20,7 @@ from .launched import MESSAGE, count
 
 @dataclass(frozen=True)
 class Link:
-    """One direction between two ranks.
-
-    Args:
-        group: of the two.
-        peer: the other one's global rank.
-    """
+    """One direction between two ranks: their group, and the other one's global rank."""
 
     group: dist.ProcessGroup
     peer: int
@@ -51,10 +46,7 @@ def link_groups(plan: ParallelPlan) -> list[GroupKey]:
 def build_links(plan: ParallelPlan, rank: int, groups: Groups | None = None) -> Links | None:
     """This rank's links in a plan; None where there is one stage, or the rank takes no part.
 
-    Collective over the world, like `mesh.build_mesh`: every rank calls it, with the same plan, in the same order.
-
-    Args:
-        groups: those of earlier plans, which this one shares.
+    Collective over the world, like `mesh.build_mesh`; `groups` are those of earlier plans, which this one shares.
     """
     groups = groups or Groups(rank, plan.world_size)
     links: dict[str, Link] = {}

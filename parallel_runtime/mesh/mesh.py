@@ -92,11 +92,7 @@ def single_rank_mesh() -> Mesh:
 def lay_out_plan(
     plan: ParallelPlan, rank: int, world_size: int, speeds: Sequence[float] | None = None
 ) -> Layout | None:
-    """Return a rank's part in a plan, None where it takes none. Pure.
-
-    Args:
-        speeds: of every rank of the world, see speeds.py; None when they are alike.
-    """
+    """Return a rank's part in a plan, None where it takes none. Pure; speeds are of all ranks (speeds.py)."""
     assert plan.world_size <= world_size  # others are refused before (limits.py)
     if rank >= plan.world_size:
         return None
@@ -110,19 +106,15 @@ def lay_out_plan(
 def build_mesh(
     plan: ParallelPlan, rank: int, world_size: int, speeds: Sequence[float] | None = None, groups: Groups | None = None
 ) -> Mesh | None:
-    """Build the mesh of `plan` over the first plan.world_size ranks of the world.
+    """This rank's mesh of `plan` over the first plan.world_size ranks of the world, or None where it takes no part.
 
     Collective: every rank of the world calls it, also those that take no part, with the same plan and in the same
     order. Recordings are kept by mesh, so keep one per plan instead of building one per request.
 
     Args:
-        plan: the same on every rank.
         rank, world_size: of the default process group; not needed to exist when the plan has one rank.
         speeds: see `lay_out_plan`.
         groups: those of earlier meshes, which this one shares.
-
-    Returns:
-        This rank's mesh, or None where the rank takes no part.
     """
     layout = lay_out_plan(plan, rank, world_size, speeds)
     groups = groups or Groups(rank, world_size)

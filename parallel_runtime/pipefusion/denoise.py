@@ -6,12 +6,12 @@ the first stage gets what the runs ask for next. The others only pass on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ..denoising.denoise import Denoising
+from ..denoising.denoise import Denoising, Tensors
 from ..mesh.agreement import of_first_rank
 from ..networks.latent_patches import Patch
 from ..requests.control import Cancelled, Control, StopVotes
@@ -45,25 +45,12 @@ class _PatchRun:
 
 
 class PipelineDenoising:
-    """A `Sample` request on one pipeline.
+    """A `Sample` request, with its tensors, on one pipeline; `warmup` steps are synchronous."""
 
-    Args:
-        denoising: the request's sampler and CFG.
-        warmup: synchronous steps.
-        tensors: of the request.
-    """
-
-    def __init__(
-        self,
-        denoising: Denoising,
-        runner: StageRunner,
-        warmup: int,
-        tensors: Mapping[str, torch.Tensor],
-        control: Control,
-    ):
+    def __init__(self, denoising: Denoising, runner: StageRunner, warmup: int, tensors: Tensors, control: Control):
         self._denoising, self._runner, self._warmup = denoising, runner, warmup
         self._tensors, self._control = tensors, control
-        self._x = tensors["x"]
+        self._x, self._preview = tensors["x"], denoising.request.preview
         self._runs = self._start()
         self._latest = torch.cat([run.model_input for run in self._runs], dim=2)
         self._denoised = torch.zeros_like(self._latest)
@@ -103,14 +90,14 @@ class PipelineDenoising:
         self._runner.finish()
 
     def _start(self) -> list[_PatchRun]:
-        rows, patches = flatten_rows(self._x), self._runner.patches
+        rows = flatten_rows(self._x)
         flat = {
             name: flatten_rows(tensor) if tensor.ndim == self._x.ndim else tensor
             for name, tensor in self._tensors.items()
         }
         denoiser = self._denoising.denoiser(_elsewhere, flat)
         runs = []
-        for patch in patches:
+        for patch in self._runner.patches:
             run = take_steps(self._denoising.sampler, rows[patch.band], self._tensors["sigmas"])
             part = denoiser.part(patch.band)
             runs.append(_PatchRun(patch, run, part.masked(next(run)), part))
@@ -149,13 +136,9 @@ class PipelineDenoising:
                 message = of_first_rank(message, self._runner.mesh)
             self._runner.outbox.send(message)
 
-    @property
-    def _preview(self) -> bool:
-        return self._denoising.request.preview
-
     def _expect_runs(self) -> None:
+        parts = 2 if self._preview else 1
         for run in self._runs:
-            parts = 2 if self._preview else 1
             self._runner.inbox.expect(parts * self._latest[run.patch.band].numel(), torch.float32)
 
     def _receive(self, runs: Sequence[_PatchRun]) -> None:
@@ -192,12 +175,12 @@ def forward_once(runner: StageRunner, x: torch.Tensor, timestep: torch.Tensor) -
     """
     runner.expect(None)
     outputs = runner.evaluate([x], timestep, None)
-    shape = runner.output_shape()
     if outputs is not None:
         runner.outbox.send(outputs[0].contiguous().reshape(-1))
     result = None
     if runner.first:
-        runner.inbox.expect(torch.Size(shape).numel(), x.dtype)
+        shape = torch.Size(runner.output_shape())
+        runner.inbox.expect(shape.numel(), x.dtype)
         result = runner.inbox.take().reshape(shape)
     runner.outbox.flush()
     return result

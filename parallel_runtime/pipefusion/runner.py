@@ -14,7 +14,7 @@ from ..networks.network import Network
 from ..networks.shares import gather_batch
 from ..requests.conditioning import Conditioning
 
-Shapes = Mapping[str, torch.Size]
+_Forward = tuple[int, "Patch | None"]
 
 
 class StageRunner:
@@ -26,9 +26,6 @@ class StageRunner:
         x: what a branch's forward sees, (B, C, ...); only shape, dtype and device are read.
         patches: that the latent is to be cut into.
         keep: whether keys and values are kept from evaluation to evaluation.
-
-    Raises:
-        RequestError: the latent cannot be cut so.
     """
 
     def __init__(
@@ -51,7 +48,7 @@ class StageRunner:
         numbers = torch.arange(self.total, device=x.device).split(self.batch)
         calls = [Call(n, n.float(), branch) for n, branch in zip(numbers, branches, strict=True)]
         self._parts = own_calls(calls, mesh)
-        self._known: dict[tuple[int, Patch | None], tuple[int, torch.dtype]] = {}
+        self._known: dict[_Forward, tuple[int, torch.dtype]] = {}
 
     def expect(self, patch: Patch | None) -> None:
         """Post the receives of an evaluation, once their sizes are known; not on the first stage."""
@@ -97,7 +94,7 @@ class StageRunner:
         if self._network.stages.now is not None:
             self._network.stages.now.forget()
 
-    def _receive(self, shapes: Shapes, dtype: torch.dtype, key: tuple[int, Patch | None]) -> Mapping[str, torch.Tensor]:
+    def _receive(self, shapes: Mapping[str, torch.Size], dtype: torch.dtype, key: _Forward) -> dict[str, torch.Tensor]:
         if key not in self._known:
             self._known[key] = sum(shape.numel() for shape in shapes.values()), dtype
             self.inbox.expect(*self._known[key])

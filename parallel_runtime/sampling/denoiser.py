@@ -78,10 +78,8 @@ class Denoiser:
 
     Args:
         predict: see `Predict`; may return a lower precision, the latent stays in x's.
-        prediction: what its outputs mean.
         timesteps: (steps + 1,) float32 on x's device: ComfyUI's timestep for each sigma of the run.
         cfg: guidance scale.
-        inpaint: mask and what it keeps, if any.
     """
 
     predict: Predict

@@ -23,12 +23,7 @@ _BEGINNINGS = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class OwnTimestep:
-    """One of them.
-
-    Args:
-        share: of the loop's timestep, (B, ...), in the type that the model gives it.
-        begin: what it is counted from.
-    """
+    """A share, (B, ...), of the loop's timestep in the type that the model gives it, and what it is counted from."""
 
     share: torch.Tensor
     begin: float
@@ -39,21 +34,17 @@ class OwnTimestep:
 
 
 def are_plain(found: Timesteps, timestep: torch.Tensor) -> bool:
-    """Whether there is none but the loop's own.
-
-    Args:
-        timestep: (B,) float32.
-    """
+    """Whether there is none but the loop's own, (B,) float32."""
     return all(named.keys() == {FIRST} and _same(named[FIRST], timestep) for named in found.values())
 
 
 def find_own_timesteps(
     first: tuple[torch.Tensor, Timesteps], second: tuple[torch.Tensor, Timesteps]
 ) -> Mapping[int, Mapping[str, OwnTimestep]] | None:
-    """What each timestep is of the loop's, from two evaluations; None where one of them is no share of it.
+    """What each timestep is of the loop's; None where one of them is no share of it.
 
     Args:
-        first, second: the loop's timestep (B,) float32, and what the model made of it.
+        first, second: of an evaluation, the loop's timestep (B,) float32, and what the model made of it.
     """
     found: dict[int, dict[str, OwnTimestep]] = {}
     for index, named in first[1].items():

@@ -19,7 +19,6 @@ class Prediction:
     """A parameterization. All functions work position by position; sigma is 0-dim, on x's device.
 
     Args:
-        name: on the wire.
         model_input: (x, sigma) -> what the transformer sees.
         denoised: (x, output, sigma) -> denoised latent, in x's dtype.
         add_noise: (latent, noise, sigma) -> the point of the noise path at sigma.

@@ -348,12 +348,12 @@ def test_comfyuis_own_sampler_over_our_denoiser_gives_its_latent(comfy, name, cf
     evaluate = SimpleNamespace(
         some=lambda x, timestep, asked: [predict(x, timestep)[each.branch] for each in asked],
         agreed=lambda x: x,
-        arguments=lambda branch: {"context"},
+        branches=[SimpleNamespace(arguments={"context"})] * 2,
     )
     model = GuidedModel(guider, evaluate, sampling, Inpaint(mask, latent, noise) if masked else None, sigmas)
     ours = model.sample(
-        sampler_function(name), {}, start, seed=SEED, guidance={},
-        on_step=lambda index, denoised: steps.append((index, denoised)),
+        sampler_function(name), SimpleNamespace(options={}, seed=SEED, all_branches=True), start, {},
+        lambda index, denoised: steps.append((index, denoised)),
     )  # fmt: skip
     assert (ours - wanted).abs().max() <= 1e-6 * wanted.abs().max()
     assert [index for index, _ in steps] == [index for index, _ in theirs]

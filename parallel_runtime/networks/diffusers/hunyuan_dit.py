@@ -18,10 +18,7 @@ _THETA = 10000.0
 
 
 def rotary_embedding(rows: int, columns: int, head_dim: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Cosine and sine, (rows * columns, head_dim) float32: columns in the first half of the dims, rows in the second.
-
-    Of a picture of so many rows and columns of tokens.
-    """
+    """Cosine and sine, (rows * columns, head_dim) float32: columns in the first half of dims, rows in the second."""
     across, down = (_angles(count, max(rows, columns), head_dim // 2, device) for count in (columns, rows))
     grid = torch.cat([across.expand(rows, -1, -1), down[:, None].expand(-1, columns, -1)], dim=-1).flatten(0, 1)
     return grid.cos(), grid.sin()

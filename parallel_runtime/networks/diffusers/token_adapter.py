@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ...errors import RequestError
 from ...said import said
@@ -39,13 +40,16 @@ class TokenAdapter(Adapter):
         x, references = call.x, list(call.extras.get("ref_latents") or ())
         self._check_references(x, references)
         pictures = [x, *(reference.to(x).expand(x.shape[0], -1, -1, -1) for reference in references)]
-        tokens = [self._pack(picture) for picture in pictures]
         ids = [
             self._position_ids((picture.shape[-2], picture.shape[-1]), number * self.index_step, x.device)
             for number, picture in enumerate(pictures)
         ]
         text_ids = torch.zeros(call.context.shape[1], self.axes, device=x.device, dtype=torch.float32)
-        return {"hidden_states": torch.cat(tokens, dim=1), "img_ids": torch.cat(ids), "txt_ids": text_ids}
+        return {
+            "hidden_states": torch.cat([self._pack(picture) for picture in pictures], dim=1),
+            "img_ids": torch.cat(ids),
+            "txt_ids": text_ids,
+        }
 
     def from_transformer(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """(B, tokens, C * patch²), those of the latent first -> (B, C, H, W) with the height and width of x."""
@@ -61,11 +65,7 @@ class TokenAdapter(Adapter):
         return (x_shape[0], (config["out_channels"] or config["in_channels"]) // self.patch**2, *x_shape[2:])
 
     def _check_references(self, x: torch.Tensor, references: Sequence[torch.Tensor]) -> None:
-        """Refuse reference images that do not go with the latent.
-
-        Raises:
-            RequestError: with the shape.
-        """
+        """Refuse reference images that do not go with the latent."""
         for reference in references:
             if reference.ndim != 4 or reference.shape[1] != x.shape[1] or reference.shape[0] not in (1, x.shape[0]):
                 cause = said(
@@ -77,10 +77,7 @@ class TokenAdapter(Adapter):
 
     def _pack(self, latent: torch.Tensor) -> torch.Tensor:
         """(B, C, H, W) -> (B, tokens, C * patch²), channel slowest; odd sides continue circularly."""
-        batch, channels, height, width = latent.shape
-        rows, columns = tokens_along(height, self.patch), tokens_along(width, self.patch)
-        patches = pad_sides(latent, self.patch).reshape(batch, channels, rows, self.patch, columns, self.patch)
-        return patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, channels * self.patch**2)
+        return F.pixel_unshuffle(pad_sides(latent, self.patch), self.patch).flatten(2).transpose(1, 2)
 
     def _position_ids(self, size: tuple[int, int], index: int, device: torch.device) -> torch.Tensor:
         """(tokens, axes) of a picture of (height, width) in latent pixels."""
