@@ -86,7 +86,7 @@ class Case:
 
     def by_collectives(self, layout: WireLayout | None) -> torch.Tensor:
         """The same by NCCL."""
-        return ulysses_attention(*self.own, kernel=self.kernel, group=world(), degree=len(self.lengths), layout=layout)
+        return ulysses_attention(*self.own, kernel=self.kernel, group=world(), layout=layout)
 
     def all_alone(self) -> Callable[[], torch.Tensor]:
         """Attention over all tokens with all heads, by this rank."""

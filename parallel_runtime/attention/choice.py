@@ -53,11 +53,12 @@ def resolve_kernel(name: str, device: torch.device, dtype: torch.dtype, head_dim
         return _fastest(device, dtype, head_dim) if device.type == "cuda" else "sdpa"
     if installed.is_missing(name):
         module, title = installed.PACKAGES[name]
-        cause = "Attention backend {name} needs the Python package {module}, which is not installed."
-        raise ConfigurationError(
-            said(cause, name=repr(name), module=module),
-            said("Install {title}, or set the attention backend to auto.", title=title),
+        cause = said(
+            "Attention backend {name} needs the Python package {module}, which is not installed.",
+            name=repr(name),
+            module=module,
         )
+        raise ConfigurationError(cause, said("Install {title}, or set the attention backend to auto.", title=title))
     refusal = _refusal(KERNELS[name].attend, device, dtype, head_dim)
     if refusal is not None:
         cause = said(
@@ -100,9 +101,8 @@ def check_ring(name: str, device: torch.device, dtype: torch.dtype, head_dim: in
         where=_where(device, dtype, head_dim),
         refusal=refusal,
     )
-    raise ConfigurationError(
-        cause, said("Set ring to 1, or the attention backend to one of {able}.", able=", ".join(able))
-    )
+    fix = said("Set ring to 1, or the attention backend to one of {able}.", able=", ".join(able))
+    raise ConfigurationError(cause, fix)
 
 
 def _where(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:

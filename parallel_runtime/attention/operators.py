@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NAMESPACE = "parallel_dit"
-
 
 def operator(name: str, schema: str) -> Callable[[Callable[..., Any]], Any]:
     """Decorator that makes an OpOverload of a function: torch.ops.parallel_dit.<name>, of any device, without autograd,
@@ -24,10 +22,10 @@ def operator(name: str, schema: str) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def make(function: Callable[..., Any]) -> Any:
-        qualified = f"{NAMESPACE}::{name}"
+        qualified = f"parallel_dit::{name}"
         torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
         torch.library.impl(qualified, "default", function)
-        return getattr(getattr(torch.ops, NAMESPACE), name).default
+        return getattr(torch.ops.parallel_dit, name).default
 
     return make
 

@@ -55,7 +55,6 @@ def ulysses_attention(
     *,
     kernel: Attend,
     group: dist.ProcessGroup,
-    degree: int,
     layout: WireLayout | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,
@@ -66,7 +65,7 @@ def ulysses_attention(
         query, key, value: this rank's tokens, (batch, local tokens, heads, head dim), alike in shape and dtype.
         kernel: attends with the group's tokens to the group's tokens, for this rank's heads: a kernel's `attend`, or
             what goes on from there to the tokens of other groups (RingAttention). Its mask is of all of the keys.
-        group: the Ulysses group, of `degree` ranks.
+        group: the Ulysses group.
         layout: None when all ranks hold equally many tokens.
         mask: of this rank's own keys, (batch or 1, 1, 1, local tokens); on all ranks or on none.
         scale: of the logits, None for 1/sqrt(head dim).
@@ -74,13 +73,13 @@ def ulysses_attention(
     Returns:
         Attended values of this rank's tokens, (batch, local tokens, heads, head dim).
     """
-    tokens, heads = query.shape[1], query.shape[2]
+    tokens, heads, degree = query.shape[1], query.shape[2], group.size()
     parts = [_to_wire(part, degree, layout) for part in (query, key, value)]
     whole = _all_to_all(torch.stack(parts, dim=3), group).flatten(0, 1)  # (tokens of all ranks, batch, 3, heads, dim)
     if layout is not None:
         whole = whole.index_select(0, layout.kept)
     all_query, all_key, all_value = (part.transpose(0, 1) for part in whole.unbind(2))
-    all_mask = None if mask is None else _gather_mask(mask, group, degree, layout)
+    all_mask = None if mask is None else _gather_mask(mask, group, layout)
     attended = kernel(all_query, all_key, all_value, all_mask, scale).transpose(0, 1)
     if layout is not None:
         attended = attended.index_select(0, layout.spread)
@@ -102,11 +101,11 @@ def _to_wire(part: Tensor, degree: int, layout: WireLayout | None) -> Tensor:
     return part.unflatten(2, (degree, -1)).permute(2, 1, 0, 3, 4)
 
 
-def _gather_mask(mask: Tensor, group: dist.ProcessGroup, degree: int, layout: WireLayout | None) -> Tensor:
+def _gather_mask(mask: Tensor, group: dist.ProcessGroup, layout: WireLayout | None) -> Tensor:
     """(batch or 1, 1, 1, local tokens) -> (batch or 1, 1, 1, tokens of all ranks)."""
     wire = mask[:, 0, 0].transpose(0, 1)
     wire = wire.contiguous() if layout is None else wire.index_select(0, layout.own)
-    whole = _COLLECTIVES.wait_tensor(_COLLECTIVES.all_gather_into_tensor(wire, degree, group.group_name))
+    whole = _COLLECTIVES.wait_tensor(_COLLECTIVES.all_gather_into_tensor(wire, group.size(), group.group_name))
     if layout is not None:
         whole = whole.index_select(0, layout.kept)
     return whole.transpose(0, 1)[:, None, None]

@@ -16,9 +16,6 @@ from ..networks.shares import gather_batch, share_of_batch, some_have_no_rows
 from ..requests.conditioning import BRANCHES, OPTIONS, Conditioning
 from ..requests.patches import Attached, Patch
 
-_NESTED = (list, tuple, dict)
-_PLAIN = (bool, int, float, str)
-
 
 @dataclass(frozen=True)
 class Call:
@@ -169,7 +166,7 @@ def _same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, Patch):
         return replace(one, values={}) == replace(other, values={}) and _same(dict(one.values), dict(other.values))
-    return one is other or (isinstance(one, (*_PLAIN, Attached)) and bool(one == other))
+    return one is other or (isinstance(one, bool | int | float | str | Attached) and bool(one == other))
 
 
 def _have_like_rows(one: Any, other: Any, batches: tuple[int, int]) -> bool:
@@ -183,7 +180,7 @@ def _have_like_rows(one: Any, other: Any, batches: tuple[int, int]) -> bool:
             and first.shape[1:] == second.shape[1:]
             for first, second in zip(one, other, strict=True)
         )
-    return not isinstance(one, _NESTED) and not isinstance(other, _NESTED) and bool(one == other)
+    return not any(isinstance(each, list | tuple | dict) for each in (one, other)) and bool(one == other)
 
 
 def _join(one: Any, other: Any, batch: int, other_batch: int) -> Any:

@@ -16,9 +16,6 @@ SHORT_SECONDS = 0.25
 """Slower steps are waited for: a cancel that takes effect a step later would be felt there, and an idle millisecond is
 not."""
 
-Tell = Callable[[int, int, torch.Tensor | None], None]
-"""(step, of how many, its denoised latent on the CPU, if there is one) -> None."""
-
 
 class QueuedOnGpu:
     """A step on the GPU's current stream, the copy of its denoised latent (any shape) behind it."""
@@ -44,9 +41,12 @@ class StepTelling:
     """Tells of the steps of one run, in their order, each once. On a CPU, which has finished them, at once.
 
     A run that ends otherwise than well just leaves the last step untold.
+
+    Args:
+        tell: (step, of how many, its denoised latent on the CPU, if there is one) -> None.
     """
 
-    def __init__(self, tell: Tell, device: torch.device):
+    def __init__(self, tell: Callable[[int, int, torch.Tensor | None], None], device: torch.device):
         self._tell, self._device = tell, device
         self._pending: tuple[int, int, QueuedOnGpu] | None = None
         self._told = time.perf_counter()

@@ -101,9 +101,8 @@ class AttendedTokens:
         if self._mesh.ulysses is None:
             return in_group(query, key, value, mask, scale)
         return ulysses_attention(
-            query, key, value, kernel=in_group, group=self._mesh.ulysses, degree=self._mesh.plan.ulysses,
-            layout=self.wire, mask=mask, scale=scale,
-        )  # fmt: skip
+            query, key, value, kernel=in_group, group=self._mesh.ulysses, layout=self.wire, mask=mask, scale=scale
+        )
 
     def _in_group(self, kernel: AttentionKernel) -> Attend:
         """What attends with the tokens of this rank's Ulysses group, for its own heads, to the tokens of all groups."""

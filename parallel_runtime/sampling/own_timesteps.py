@@ -18,7 +18,6 @@ BESIDE = ("a_timestep",)
 """Arguments of the network that are timesteps."""
 Timesteps = Mapping[int, Mapping[str, torch.Tensor]]
 """Of each CFG branch, by name."""
-_BEGINNINGS = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def find_own_timesteps(
 
 def _find(first: tuple[torch.Tensor, torch.Tensor], second: tuple[torch.Tensor, torch.Tensor]) -> OwnTimestep | None:
     timestep, value = first
-    for begin in _BEGINNINGS:
+    for begin in (0.0, 1.0):
         share = (value.float() - begin) / _along(timestep, value)
         # Masks are of the model's type: where that is shorter, a quotient is a rounding away from them.
         for rounded in (share.bfloat16(), share.half(), share):

@@ -91,9 +91,7 @@ def both_ways(
     start = sum(lengths[:rank])
     own = whole[:, :, start : start + lengths[rank]]
     layout = None if len(set(lengths)) == 1 else WireLayout.build(lengths, rank, whole.device)
-    expected = ulysses_attention(
-        *own, kernel=kernel, group=dist.group.WORLD, degree=len(lengths), layout=layout, scale=scale
-    )
+    expected = ulysses_attention(*own, kernel=kernel, group=dist.group.WORLD, layout=layout, scale=scale)
     return attend_through_host(*own, kernel=kernel, buffers=buffers, scale=scale), expected
 
 

@@ -34,7 +34,6 @@ def largest_errors(rank: int, world_size: int, cases: list[list[Any]]) -> dict[s
             *whole[:, :, own],
             kernel=KERNELS["sdpa"].attend,
             group=dist.group.WORLD,
-            degree=world_size,
             layout=None if len(set(lengths)) == 1 else WireLayout.build(tuple(lengths), rank, whole.device),
             scale=scale,
         )

@@ -165,7 +165,7 @@ class WholeLatentAdapter(Adapter):
             2102.09672), which ComfyUI leaves unused.
     """
 
-    check: Callable[[Call], None] = Call.check_channels
+    check: Callable[[Call], None] = lambda call: None
     latent: str = "hidden_states"
     patch: int = 2
     frames: bool = False
@@ -174,6 +174,7 @@ class WholeLatentAdapter(Adapter):
     def of_latent(self, call: Call) -> dict[str, Any]:
         """The latent, padded to whole tokens."""
         call.check(self.extras, dims=5 if self.frames else 4)
+        call.check_channels()
         self.check(call)
         return {self.latent: pad_sides(call.x, self.patch)}
 

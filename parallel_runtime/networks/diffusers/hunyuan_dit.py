@@ -17,9 +17,11 @@ _BASE = 32
 _THETA = 10000.0
 
 
-def rotary_embedding(rows: int, columns: int, head_dim: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Cosine and sine, (rows * columns, head_dim) float32: columns in the first half of dims, rows in the second."""
-    across, down = (_angles(count, max(rows, columns), head_dim // 2, device) for count in (columns, rows))
+def rotary_embedding(call: Call) -> tuple[torch.Tensor, ...]:
+    """Cosine and sine, (tokens, head_dim) float32: a token's column in the first half of the dims, its row behind."""
+    rows, columns = (tokens_along(side, call.config["patch_size"]) for side in call.x.shape[-2:])
+    dim = call.config["attention_head_dim"] // 2
+    across, down = (_angles(count, max(rows, columns), dim, call.x.device) for count in (columns, rows))
     grid = torch.cat([across.expand(rows, -1, -1), down[:, None].expand(-1, columns, -1)], dim=-1).flatten(0, 1)
     return grid.cos(), grid.sin()
 
@@ -30,12 +32,6 @@ def _angles(count: int, longest: int, dim: int, device: torch.device) -> torch.T
     places = torch.arange(count, device=device, dtype=torch.float64) * (side / count) + round((_BASE - side) / 2)
     frequencies = _THETA ** -(torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
     return torch.outer(places.float(), frequencies).repeat_interleave(2, dim=1)
-
-
-def rotary_of(call: Call) -> tuple[torch.Tensor, ...]:
-    """`rotary_embedding` of a call's latent."""
-    rows, columns = (tokens_along(side, call.config["patch_size"]) for side in call.x.shape[-2:])
-    return rotary_embedding(rows, columns, call.config["attention_head_dim"], call.x.device)
 
 
 def masked_text(
@@ -71,7 +67,7 @@ def masked_text(
     return lambda call: checked(call)[0], lambda call: checked(call)[1].bool()
 
 
-_SIZES, _SIZE_CHANNELS = 6, 6 * 256  # numbers of a picture's sizes, and the width that they are embedded in
+_SIZES = 6  # numbers of a picture's sizes
 _TEXT, _MASK = masked_text(lambda call: call.context, "text_embedding_mask", "text_len")
 _TEXT_T5, _MASK_T5 = masked_text(
     lambda call: call.extras.get("encoder_hidden_states_t5"), "text_embedding_mask_t5", "text_len_t5"
@@ -120,7 +116,7 @@ HUNYUAN_DIT = ModelSpec(
             "text_embedding_mask": _MASK,
             "encoder_hidden_states_t5": _TEXT_T5,
             "text_embedding_mask_t5": _MASK_T5,
-            "image_rotary_emb": rotary_of,
+            "image_rotary_emb": rotary_embedding,
             "image_meta_size": _sizes,
             "style": lambda call: None if _sizes(call) is None else call.x.new_zeros(call.batch, dtype=torch.long),
         },

@@ -69,22 +69,16 @@ class ParallelTransformer(Network):
         owned: tuple[int, int] | None = None,
     ):
         heads = _look_at(transformer, spec, attention)
-        self.transformer = transformer
-        self.spec = spec
+        self.transformer, self.spec = transformer, spec
         split = TokenSplit(mesh)
         stages = Stages(transformer, spec.network, split, owned)
         super().__init__(heads, spec.token, mesh, split, stages, stream)
         self._signature = inspect.signature(transformer.forward)
         self._timestep = ExactTimestep(spec.timestep_scale)
         lists = [found for path in spec.block_lists for found in find_modules(transformer, (path,)).values()]
-        self._blocks = [block for blocks in lists for block in blocks.children()]
+        blocks = [block for each in lists for block in each.children()]
         self.check_ring(mesh)
-        self._begin(compile)
-
-    def _begin(self, compile: bool) -> None:
-        """Change the transformer, once; nothing of it where blocks or attention are not as the family's data says."""
-        transformer, spec = self.transformer, self.spec
-        attention = find_modules(transformer, spec.self_attention)
+        attending = find_modules(transformer, spec.self_attention)
         reason = unknown_blocks(transformer, spec.cut)
         for names in ((spec.timestep_embedder,), spec.self_attention):
             if names and not find_modules(transformer, names):
@@ -96,7 +90,8 @@ class ParallelTransformer(Network):
                 reason=reason,
             )
             raise UnsupportedModelError(cause, "Install the diffusers version that this pack asks for.")
-        rebind.apply(attention, attend_by_kernel)
+        # From here on the transformer is changed.
+        rebind.apply(attending, attend_by_kernel)
         embedder = transformer.get_submodule(spec.timestep_embedder)
         embedder.register_forward_pre_hook(self._timestep.hook, with_kwargs=True)
         if compile:
@@ -104,15 +99,15 @@ class ParallelTransformer(Network):
             from .lean_imports import untraced_classes
 
             allow_in_graph(untraced_classes(transformer))
-            exchange_rotary(attention.values())
+            exchange_rotary(attending.values())
             self._compile(transformer, spec.cut)
-        cut_blocks(transformer, spec.cut, self._split)
+        cut_blocks(transformer, spec.cut, split)
         if not spec.cut:
-            for block in self._blocks:
-                block.forward = WholeBlock(block, self._split)
+            for block in blocks:
+                block.forward = WholeBlock(block, split)
         self._record()
-        if self.stream is not None:
-            self.stream.wrap(self._blocks)
+        if stream is not None:
+            stream.wrap(blocks)
 
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,6 @@ _FORMER_KEYS = ("double_self_attention", "num_vector_embeds", "only_cross_attent
 
 
 def _check(call: Call) -> None:
-    call.check_channels()
     if any(side % _PATCH for side in call.x.shape[-2:]):
         cause = said(
             "PixArt takes latents of even height and width, and got {shape} x {shape2}.",

@@ -16,7 +16,6 @@ _PATCH = 2
 
 def _check(call: Call) -> None:
     """The model has a table of positions, and a picture cannot be larger than it."""
-    call.check_channels()
     places = call.config["pos_embed_max_size"]
     height, width = call.x.shape[-2:]
     if max(tokens_along(height, _PATCH), tokens_along(width, _PATCH)) > places:

@@ -16,7 +16,6 @@ _TEXT_TOKENS = 512  # of text behind an image embedding: diffusers tells the two
 
 
 def _check(call: Call) -> None:
-    call.check_channels()
     frames, height, width = call.x.shape[2:]
     if max(frames, tokens_along(height, 2), tokens_along(width, 2)) > _LONGEST_SIDE:
         cause = said(
