@@ -71,8 +71,7 @@ def apply_norms(queries: Tensors, keys: Tensors, norms: Tensors, eps: float) -> 
     """`norm_rotate` by a list of all that it needs: weights of the queries' parts, those of the keys', cos and sin."""
     *weights, cos, sin = norms
     halves = weights[: len(queries)], weights[len(queries) :]
-    made: tuple[Tensor, Tensor] = torch.ops.parallel_dit.norm_rotate.default(queries, keys, *halves, eps, cos, sin)
-    return made
+    return torch.ops.parallel_dit.norm_rotate.default(queries, keys, *halves, eps, cos, sin)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,7 +62,8 @@ class GuidedModel:
     def __init__(self, guider: Any, evaluate: Evaluation, sampling: Any, inpaint: Inpaint | None, sigmas: torch.Tensor):
         self._evaluate, self._sampling, self._inpaint, self._sigmas = evaluate, sampling, inpaint, sigmas
         guider.inner_model = SimpleNamespace(model_sampling=sampling)
-        guider.model_patcher = SimpleNamespace(model=guider.inner_model, get_model_object=self._object)
+        objects = partial(getattr, guider.inner_model)
+        guider.model_patcher = SimpleNamespace(model=guider.inner_model, get_model_object=objects)
         for (cond,) in guider.conds.values():
             # Of which a function leaves some out.
             cond["model_conds"] = dict.fromkeys(evaluate.branches[cond["branch"]].arguments)
@@ -99,13 +101,7 @@ class GuidedModel:
             disable=True,
             **host.options,
         )
-        finished: torch.Tensor = self._sampling.inverse_noise_scaling(sigmas[-1], latent)
-        return finished
-
-    def _object(self, name: str) -> Any:
-        if name != "model_sampling":
-            raise AttributeError(f"the model in the pool has no {name}")
-        return self._sampling
+        return self._sampling.inverse_noise_scaling(sigmas[-1], latent)
 
     def __call__(
         self, x: torch.Tensor, sigma: torch.Tensor, model_options: Mapping[str, Any], seed: int
@@ -183,5 +179,4 @@ def sampler_function(name: str) -> Callable[..., torch.Tensor]:
     code = importlib.import_module("comfy.samplers")
     if name not in code.SAMPLER_NAMES:
         raise RequestError(said("The ComfyUI of the workers has no sampler {name}.", name=name), said("Update it."))
-    function: Callable[..., torch.Tensor] = code.sampler_object(name).sampler_function
-    return function
+    return code.sampler_object(name).sampler_function

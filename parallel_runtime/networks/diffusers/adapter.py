@@ -55,20 +55,6 @@ class Call:
             cause = said("The diffusers network of {title} does not take {unknown}.", title=self.title, unknown=names)
             raise RequestError(cause, "Leave it out.")
 
-    def check_channels(self) -> None:
-        """Refuse a latent of another model, where `ModelSpec.check_widths` does not see it."""
-        wanted, got = self.config["in_channels"], self.x.shape[1]
-        if got != wanted:
-            cause = said(
-                "This {title} checkpoint takes {wanted} latent channels, and got {got} channels: {shape}.",
-                title=self.title,
-                wanted=wanted,
-                got=got,
-                shape=tuple(self.x.shape),
-            )
-            fix = "Use the latent, the VAE and the conditioning nodes that belong to this checkpoint."
-            raise RequestError(cause, fix)
-
     def rows(self, name: str, value: Any, dims: int = 0) -> torch.Tensor:
         """One row for every batch item, (1 or B, ...) -> (B, ...), contiguous; `dims` are checked unless 0."""
         shape = tuple(value.shape) if isinstance(value, torch.Tensor) else (type(value).__name__,)
@@ -174,7 +160,17 @@ class WholeLatentAdapter(Adapter):
     def of_latent(self, call: Call) -> dict[str, Any]:
         """The latent, padded to whole tokens."""
         call.check(self.extras, dims=5 if self.frames else 4)
-        call.check_channels()
+        wanted, got = call.config["in_channels"], call.x.shape[1]
+        if got != wanted:  # where `ModelSpec.check_widths` does not see it
+            cause = said(
+                "This {title} checkpoint takes {wanted} latent channels, and got {got} channels: {shape}.",
+                title=self.title,
+                wanted=wanted,
+                got=got,
+                shape=tuple(call.x.shape),
+            )
+            fix = "Use the latent, the VAE and the conditioning nodes that belong to this checkpoint."
+            raise RequestError(cause, fix)
         self.check(call)
         return {self.latent: pad_sides(call.x, self.patch)}
 

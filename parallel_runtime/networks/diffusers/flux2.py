@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
 from ..tables.blocks import Blocks
 from .adapter import Call
@@ -16,9 +17,8 @@ _AXES = 4
 
 def _text_ids(call: Call) -> torch.Tensor:
     """A text token's place is its number, on the last axis."""
-    ids = torch.zeros(call.context.shape[1], _AXES, device=call.x.device, dtype=torch.float32)
-    ids[:, -1] = torch.arange(call.context.shape[1], device=call.x.device)
-    return ids
+    places = torch.arange(call.context.shape[1], device=call.x.device, dtype=torch.float32)
+    return F.pad(places[:, None], (_AXES - 1, 0))
 
 
 FLUX2 = ModelSpec(

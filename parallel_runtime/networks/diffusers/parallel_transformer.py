@@ -124,8 +124,7 @@ class ParallelTransformer(Network):
         Returns:
             The prediction, shaped like the latent part of x, in the model's dtype.
         """
-        output: torch.Tensor = self.record_or_call("predict", x, timestep, dict(conditioning))
-        return output
+        return self.record_or_call("predict", x, timestep, dict(conditioning))
 
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
         """See `Network`."""

@@ -40,13 +40,15 @@ class TokenAdapter(Adapter):
         x, references = call.x, list(call.extras.get("ref_latents") or ())
         self._check_references(x, references)
         pictures = [x, *(reference.to(x).expand(x.shape[0], -1, -1, -1) for reference in references)]
+        # Channels slowest; odd sides continue circularly.
+        tokens = [F.pixel_unshuffle(pad_sides(each, self.patch), self.patch).flatten(2).mT for each in pictures]
         ids = [
             self._position_ids((picture.shape[-2], picture.shape[-1]), number * self.index_step, x.device)
             for number, picture in enumerate(pictures)
         ]
         text_ids = torch.zeros(call.context.shape[1], self.axes, device=x.device, dtype=torch.float32)
         return {
-            "hidden_states": torch.cat([self._pack(picture) for picture in pictures], dim=1),
+            "hidden_states": torch.cat(tokens, dim=1),
             "img_ids": torch.cat(ids),
             "txt_ids": text_ids,
         }
@@ -74,10 +76,6 @@ class TokenAdapter(Adapter):
                     shape2=tuple(x.shape),
                 )
                 raise RequestError(cause, said("Encode the reference image with the VAE of {title}.", title=self.title))
-
-    def _pack(self, latent: torch.Tensor) -> torch.Tensor:
-        """(B, C, H, W) -> (B, tokens, C * patch²), channel slowest; odd sides continue circularly."""
-        return F.pixel_unshuffle(pad_sides(latent, self.patch), self.patch).flatten(2).transpose(1, 2)
 
     def _position_ids(self, size: tuple[int, int], index: int, device: torch.device) -> torch.Tensor:
         """(tokens, axes) of a picture of (height, width) in latent pixels."""
