@@ -35,8 +35,8 @@ _HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """One way to compute attention: over all keys at once, the fast way; and over some of them, None where the kernel
-    does not tell the log-sum-exp."""
+    """One way to compute attention: `attend` over all keys at once, the fast way, and `attend_with_lse` over some of
+    them, None where the kernel does not tell the log-sum-exp."""
 
     name: str
     attend: Attend

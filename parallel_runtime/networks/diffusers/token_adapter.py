@@ -47,11 +47,7 @@ class TokenAdapter(Adapter):
             for number, picture in enumerate(pictures)
         ]
         text_ids = torch.zeros(call.context.shape[1], self.axes, device=x.device, dtype=torch.float32)
-        return {
-            "hidden_states": torch.cat(tokens, dim=1),
-            "img_ids": torch.cat(ids),
-            "txt_ids": text_ids,
-        }
+        return {"hidden_states": torch.cat(tokens, dim=1), "img_ids": torch.cat(ids), "txt_ids": text_ids}
 
     def from_transformer(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """(B, tokens, C * patch²), those of the latent first -> (B, C, H, W) with the height and width of x."""
