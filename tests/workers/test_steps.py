@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import NotLoadedError, PoolError, RequestError, SegmentError
+from parallel_runtime.patching.patch_data import UNPATCHED
 from parallel_runtime.requests.requests import Forward, Load, Release, Sample, Step
 from tests.patience import SOON
 from tests.tiny_flux import weights_file, write_diffusers_folder
@@ -243,7 +244,7 @@ def test_a_call_that_fails_before_it_ends_leaves_nothing_with_the_ranks():
     calls = Calls(submit)
     for _ in range(2):
         with pytest.raises(Cancelled):
-            calls.run("m", torch.zeros(1, 2), torch.zeros(1), given(), ("", ""))
+            calls.run("m", torch.zeros(1, 2), torch.zeros(1), given(), UNPATCHED)
         calls.forget()  # as the client does
     _, second = (each.request for each in asked)
     assert second.kept_kinds == (second.kind,)

@@ -45,12 +45,14 @@ def share(
     with them and is copied, as others will write to it. The host does not wait for that copy.
     """
     total = sum(tensor_bytes(spec) for spec in specs)
+    if not total:
+        return unpack(specs, payload[:0].to(device) if isinstance(payload, torch.Tensor) else None)
     if isinstance(payload, torch.Tensor):
         flat = payload[:total].to(device, non_blocking=True, copy=True)
     elif payload is not None:
         flat = torch.frombuffer(payload, dtype=torch.uint8).to(device)
     else:
         flat = torch.empty(total, dtype=torch.uint8, device=device)
-    if world_size > 1 and total:
+    if world_size > 1:
         dist.broadcast(flat, src=0)
     return unpack(specs, flat)
