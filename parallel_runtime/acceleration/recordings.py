@@ -192,10 +192,11 @@ class RecordedForward:
         if kind.runs == WARM_RUNS:
             output, kind.was_long = timed(plain, kind.device)
             return output
-        if kind.agree(not kind.was_long()):
-            return self._recorded(kind, partial(self._filled, leaves, structure), tensors)
-        kind.runs = _NEVER
-        return plain()
+        # Long on all: the GPU of a rank whose launches are late computes for no longer, and others wait for it there.
+        if kind.agree(kind.was_long()):
+            kind.runs = _NEVER
+            return plain()
+        return self._recorded(kind, partial(self._filled, leaves, structure), tensors)
 
     def _filled(self, leaves: list[Any], structure: pytree.TreeSpec, tensors: list[torch.Tensor]) -> Any:
         """The forward with these tensors in the places of those among its arguments."""
