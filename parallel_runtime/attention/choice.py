@@ -13,7 +13,6 @@ import torch
 from .. import measured
 from ..config import COMFYUIS
 from ..errors import ConfigurationError, first_line
-from ..said import said
 from . import installed
 from .kernels import KERNELS, Attend, AttendWithLse
 
@@ -53,21 +52,22 @@ def resolve_kernel(name: str, device: torch.device, dtype: torch.dtype, head_dim
         return _fastest(device, dtype, head_dim) if device.type == "cuda" else "sdpa"
     if installed.is_missing(name):
         module, title = installed.PACKAGES[name]
-        cause = said(
+        raise ConfigurationError(
             "Attention backend {name} needs the Python package {module}, which is not installed.",
+            "Install {title}, or set the attention backend to auto.",
             name=repr(name),
             module=module,
+            title=title,
         )
-        raise ConfigurationError(cause, said("Install {title}, or set the attention backend to auto.", title=title))
     refusal = _refusal(KERNELS[name].attend, device, dtype, head_dim)
     if refusal is not None:
-        cause = said(
+        raise ConfigurationError(
             "Attention backend {name} cannot run on {where} ({refusal}).",
+            "Set the attention backend to auto.",
             name=repr(name),
             where=_where(device, dtype, head_dim),
             refusal=refusal,
         )
-        raise ConfigurationError(cause, "Set the attention backend to auto.")
     return name
 
 
@@ -79,8 +79,10 @@ def untouched_kernel(name: str, title: str) -> str:
     """
     if name not in ("auto", "sdpa"):
         raise ConfigurationError(
-            said("{title} runs with PyTorch's own attention, not with {name}.", title=title, name=name),
+            "{title} runs with PyTorch's own attention, not with {name}.",
             "Set the attention backend to auto or sdpa.",
+            title=title,
+            name=name,
         )
     return "sdpa"
 
@@ -95,14 +97,14 @@ def check_ring(name: str, device: torch.device, dtype: torch.dtype, head_dim: in
     if refusal is None:
         return
     able = [other for other in KERNELS if _ring_refusal(other, device, dtype, head_dim) is None]
-    cause = said(
+    raise ConfigurationError(
         "Attention backend {name} cannot run in a ring on {where} ({refusal}).",
+        "Set ring to 1, or the attention backend to one of {able}.",
         name=repr(name),
         where=_where(device, dtype, head_dim),
         refusal=refusal,
+        able=", ".join(able),
     )
-    fix = said("Set ring to 1, or the attention backend to one of {able}.", able=", ".join(able))
-    raise ConfigurationError(cause, fix)
 
 
 def _where(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:

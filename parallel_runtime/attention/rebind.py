@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
-from ..said import said
 from .kernels import Attend
 
 
@@ -55,13 +54,11 @@ def _rebound_class(processor_class: type, attend: Attend, path: str) -> type:
     elif "F" in names and "scaled_dot_product_attention" in names:
         replaced = {"F": _functional(attend)}
     else:
-        cause = said(
+        raise UnsupportedModelError(
             "The attention module {path} uses {name}, whose attention cannot be exchanged.",
+            "Load the model with the processors that diffusers gives it, without IP-Adapter or custom attention.",
             path=path,
             name=processor_class.__name__,
-        )
-        raise UnsupportedModelError(
-            cause, "Load the model with the processors that diffusers gives it, without IP-Adapter or custom attention."
         )
     assert isinstance(call, types.FunctionType)
     # Without __name__ torch.compile looks names up in this dictionary; with it, in the module of that name.

@@ -14,7 +14,6 @@ from ..errors import RequestError
 from ..requests.conditioning import Conditioning
 from ..requests.control import Cancelled, Control
 from ..requests.requests import Sample, concat_name, share_name
-from ..said import said
 from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.own_timesteps import OwnTimestep
 from ..sampling.prediction import PREDICTIONS
@@ -144,10 +143,10 @@ class Denoising(Loop):
 
 
 def _unfit(what: str, shapes: Sequence[torch.Size], latent: torch.Size) -> RequestError:
-    cause = said(
+    return RequestError(
         "The request asks for {name} of shape {map} on a latent of {latent}.",
+        "Make all of them from one latent and one list of sigmas.",
         name=what,
         map=", ".join(str(tuple(shape)) for shape in shapes),
         latent=tuple(latent),
     )
-    return RequestError(cause, "Make all of them from one latent and one list of sigmas.")

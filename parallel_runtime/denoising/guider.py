@@ -15,7 +15,6 @@ from torch import nn
 from ..errors import RequestError
 from ..networks.comfyui.node_rules import AROUND_GUIDER, GUIDER_RULES
 from ..requests.comfyui_code import Guider, HostLoop, Scalar
-from ..said import said
 from ..sampling.denoiser import Inpaint
 from .evaluation import Asked, Evaluation, Told
 
@@ -32,16 +31,17 @@ def load_guider(guider: Guider, indices: Sequence[int]) -> Any:
     inside = rule is not None and {*indices} <= {*range(len(rule.conds))}
     if rule is None or rule.code != guider.code or not inside or list(indices) != sorted(set(indices)):
         raise RequestError(
-            said("The workers were sent the guider {code} with branches {indices}.", code=guider.code, indices=indices),
+            "The workers were sent the guider {code} with branches {indices}.",
             "Report this.",
+            code=guider.code,
+            indices=indices,
         )
     module, _, name = rule.code.partition(":")
     try:
         kind = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise RequestError(
-            said("The ComfyUI of the workers has no guider {name}: {error}.", name=name, error=error),
-            said("Update it."),
+            "The ComfyUI of the workers has no guider {name}: {error}.", "Update it.", name=name, error=error
         ) from error
     made = object.__new__(kind)
     # Each has a scale, which functions around it change and put back, whether it looks at it or not.
@@ -157,9 +157,7 @@ def make_sampling(
     kinds: list[Any] = [getattr(code, name, None) for name in bases]
     for name, kind in zip(bases, kinds, strict=True):
         if not isinstance(kind, type) or kind.__module__ != code.__name__:
-            raise RequestError(
-                said("The ComfyUI of the workers has no model sampling {name}.", name=name), said("Update it.")
-            )
+            raise RequestError("The ComfyUI of the workers has no model sampling {name}.", "Update it.", name=name)
     joined: Any = type("ModelSampling", tuple(kinds), {})
     made: Any = joined.__new__(joined)
     nn.Module.__init__(made)
@@ -178,5 +176,5 @@ def sampler_function(name: str) -> Callable[..., torch.Tensor]:
     """
     code = importlib.import_module("comfy.samplers")
     if name not in code.SAMPLER_NAMES:
-        raise RequestError(said("The ComfyUI of the workers has no sampler {name}.", name=name), said("Update it."))
+        raise RequestError("The ComfyUI of the workers has no sampler {name}.", "Update it.", name=name)
     return code.sampler_object(name).sampler_function

@@ -12,7 +12,6 @@ from ..networks.comfyui.live_patches import make_guidance
 from ..networks.comfyui.node_rules import CFG
 from ..requests.comfyui_code import HostLoop, sampling_name
 from ..requests.requests import Sample
-from ..said import said
 from ..sampling.denoiser import check_guidance
 from .denoise import Loop
 from .evaluation import Evaluation, Told
@@ -33,11 +32,11 @@ class HostDenoising(Loop):
         super().__init__(request, dtype, unlike)
         self._host = host
         if unlike and request.sampler == _ADAPTIVE:  # ranks would take steps of other lengths
-            cause = said(
+            raise RequestError(
                 "Sampler {name} chooses its steps by what it sees, which GPUs of several models see otherwise.",
+                "Choose another sampler, or GPUs of one model.",
                 name=repr(_ADAPTIVE),
             )
-            raise RequestError(cause, said("Choose another sampler, or GPUs of one model."))
         use_comfyui(host.comfyui.folder, {**host.comfyui.options, "cpu": device.type == "cpu"})
         self._function = sampler_function(request.sampler)
         self._guider = load_guider(host.guider, [branch.index for branch in request.branches])
@@ -49,12 +48,12 @@ class HostDenoising(Loop):
         """Also refuse noise that ComfyUI would draw on another kind of device: samplers draw it where the latent is."""
         super().check(tensors, device)
         if device.type != self._host.noise_device:
-            cause = said(
+            raise RequestError(
                 "The noise of this sampler is drawn on {noise_device}, and this worker is on {device}.",
+                "Run the workers on the kind of device that ComfyUI uses.",
                 noise_device=self._host.noise_device,
                 device=device,
             )
-            raise RequestError(cause, said("Run the workers on the kind of device that ComfyUI uses."))
         self._make_sampling(tensors)
 
     def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:

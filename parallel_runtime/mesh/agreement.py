@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 from ..errors import PeerFailedError
 from ..requests.control import Cancelled
-from ..said import said
 from .mesh import Mesh
 
 NONE = 0
@@ -81,7 +80,7 @@ def failing_at_the_next_vote(group: dist.ProcessGroup | None) -> Iterator[Callab
 
     def vote() -> None:
         if not all_agree(True, group, host):
-            raise PeerFailedError(said("Another worker failed in its part of a step."), said("See what that one says."))
+            raise PeerFailedError("Another worker failed in its part of a step.", "See what that one says.")
 
     try:
         yield vote

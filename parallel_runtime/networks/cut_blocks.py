@@ -18,7 +18,6 @@ from torch import nn
 
 from ..errors import UnsupportedModelError
 from ..requests.patches import FUNCTIONS, SIGMAS
-from ..said import said
 from .attention_operator import TRACED, in_order
 from .block_arguments import GRID, KEYWORD, BlockCall, OwnArguments, is_guide_mask, name_argument
 from .modulation import Layers, Modulation
@@ -266,10 +265,8 @@ class CutBlock:
 
     def _unlike(self, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(
-            said(
-                "A block of {path} {what}: this ComfyUI's network is not the one whose tokens can be split.",
-                path=self.blocks.path,
-                what=what,
-            ),
+            "A block of {path} {what}: this ComfyUI's network is not the one whose tokens can be split.",
             "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out.",
+            path=self.blocks.path,
+            what=what,
         )

@@ -12,7 +12,6 @@ import torch
 
 from ..errors import UnsupportedModelError
 from ..mesh.mesh import Mesh
-from ..said import said
 from .shares import Streams, join_both, split_sizes
 from .tables.blocks import Blocks
 
@@ -111,14 +110,12 @@ class LatentPatch:
             self._image = lengths[blocks.latent]
             if self._image < self._tokens or (self._image > self._tokens and not self._behind):
                 raise UnsupportedModelError(
-                    said(
-                        "With this input, {path} go over {count} tokens, and the latent has {tokens}: stages cannot "
-                        "tell which are the latent's.",
-                        path=blocks.path,
-                        count=self._image,
-                        tokens=self._tokens,
-                    ),
+                    "With this input, {path} go over {count} tokens, and the latent has {tokens}: stages cannot "
+                    "tell which are the latent's.",
                     "Set stages to 1.",
+                    path=blocks.path,
+                    count=self._image,
+                    tokens=self._tokens,
                 )
         self._latent = list(lengths).index(blocks.latent)
         degree = mesh.plan.sequence

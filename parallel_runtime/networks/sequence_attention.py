@@ -16,7 +16,6 @@ from ..exchange.host_exchange import HostBuffers, attend_through_host
 from ..exchange.peer_exchange import peer_attention
 from ..exchange.peer_memory import PeerBuffers
 from ..mesh.mesh import Mesh
-from ..said import said
 
 _KEPT = 32
 """Layouts on the device."""
@@ -117,12 +116,10 @@ def _mask_of_keys(mask: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     whole = mask[(None,) * (4 - mask.dim())]
     if whole.shape[1:3] != (1, 1) or whole.shape[0] not in (1, key.shape[0]) or whole.shape[3] != key.shape[1]:
         raise UnsupportedModelError(
-            said(
-                "The model attends with a mask of shape {shape} where the sequence is split, which is not a mask "
-                "of the {shape2} keys of this worker alone.",
-                shape=tuple(mask.shape),
-                shape2=key.shape[1],
-            ),
+            "The model attends with a mask of shape {shape} where the sequence is split, which is not a mask "
+            "of the {shape2} keys of this worker alone.",
             "Set ulysses and ring to 1; the batch can still be split.",
+            shape=tuple(mask.shape),
+            shape2=key.shape[1],
         )
     return whole

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from ..errors import UnsupportedModelError
-from ..said import said
 from .block_arguments import BlockCall
 from .cut_blocks import CutBlock, can_be_cut
 from .latent_patches import LatentPatch
@@ -168,8 +167,9 @@ class _Edge:
         by_name = dict(zip(self._blocks.returns, outputs, strict=True))
         if any(by_name[name].dtype != whole[name].dtype for name in whole):  # the next stage reckons with that
             raise UnsupportedModelError(
-                said("Blocks of {path} change the type of their tokens, which stages cannot.", path=self._blocks.path),
+                "Blocks of {path} change the type of their tokens, which stages cannot.",
                 "Set stages to 1.",
+                path=self._blocks.path,
             )
         assert self._stage.send is not None
         self._stage.send(self._own({name: by_name[name] for name in whole}, shares))

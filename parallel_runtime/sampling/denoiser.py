@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
-from ..said import said
 from .prediction import Prediction
 from .steps import Evaluation
 
@@ -28,11 +27,9 @@ def check_guidance(branches: int, cfg: float) -> None:
         RequestError: it is no number, or needs an unconditional branch that is missing.
     """
     if not math.isfinite(cfg):
-        raise RequestError(said("CFG is {cfg}, which is no number.", cfg=cfg), "Set it to a number.")
+        raise RequestError("CFG is {cfg}, which is no number.", "Set it to a number.", cfg=cfg)
     if branches == 1 and not _is_one(cfg):
-        raise RequestError(
-            said("CFG {cfg} needs a negative conditioning.", cfg=f"{cfg:g}"), "Connect one, or set CFG to 1."
-        )
+        raise RequestError("CFG {cfg} needs a negative conditioning.", "Connect one, or set CFG to 1.", cfg=f"{cfg:g}")
 
 
 def _is_one(cfg: float) -> bool:

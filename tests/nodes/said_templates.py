@@ -19,7 +19,7 @@ WITHOUT_COMFYUI = {
 }
 """What speaks where there is no ComfyUI, in English alone."""
 SPOKEN = {
-    **dict.fromkeys([*ERROR_TYPES, "ParallelError", "PoolLostError", "FrameError"], (0, 2)),
+    **dict.fromkeys([*ERROR_TYPES, "ParallelError", "PeerFailedError", "PoolLostError", "FrameError"], (0, 2)),
     "Finding": (1, 3),
     "said": (0, 1),
     "Said": (0, 1),

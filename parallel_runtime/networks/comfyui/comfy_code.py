@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError
-from ...said import said
 
 _LOCK = threading.Lock()
 """Who finds ComfyUI's options imported finds them set."""
@@ -29,19 +28,18 @@ def use_comfyui(folder: str, options: Mapping[str, Any]) -> None:
     root = Path(folder)
     if not (root / "comfy" / "sd.py").is_file():
         raise ConfigurationError(
-            said("There is no ComfyUI in {folder} on the host of this worker.", folder=folder),
+            "There is no ComfyUI in {folder} on the host of this worker.",
             "Install ComfyUI at the same place on every host.",
+            folder=folder,
         )
     with _LOCK:
         if loaded := sys.modules.get("comfy.cli_args"):
             if loaded.__file__ is None or Path(loaded.__file__).resolve().parent.parent != root.resolve():
                 raise ConfigurationError(
-                    said(
-                        "The workers run with the ComfyUI of {file}, and are asked for that of {root}.",
-                        file=loaded.__file__,
-                        root=root,
-                    ),
+                    "The workers run with the ComfyUI of {file}, and are asked for that of {root}.",
                     "Restart ComfyUI.",
+                    file=loaded.__file__,
+                    root=root,
                 )
             return
         # At the end: ComfyUI has a module `nodes`, as this pack has a package of that name.

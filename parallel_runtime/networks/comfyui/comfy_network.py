@@ -14,7 +14,6 @@ from ...errors import UnsupportedModelError
 from ...exchange.head_routes import HeadSharing
 from ...mesh.mesh import single_rank_mesh
 from ...requests.patches import CARRIED
-from ...said import said
 from ..block_attention import Suited
 from ..network import Network
 from ..tables.blocks import LATENT_SHAPES
@@ -106,8 +105,9 @@ class ComfyNetwork(Network):
             output = enter(self._held.network, given, timestep, {**arguments, "transformer_options": options}, in_loop)
         if split.pending:
             raise UnsupportedModelError(
-                said("The network left {pending} before the last block.", pending=", ".join(sorted(split.pending))),
+                "The network left {pending} before the last block.",
                 "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out.",
+                pending=", ".join(sorted(split.pending)),
             )
         return output if isinstance(output, torch.Tensor) else comfy.utils.pack_latents(output)[0]
 

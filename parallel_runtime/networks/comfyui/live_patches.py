@@ -15,7 +15,6 @@ import torch
 from ...errors import RequestError
 from ...requests.comfyui_code import Guidance
 from ...requests.patches import CARRIED, FUNCTIONS, OBJECTS, PATCHES, REPLACED, SIGMAS, Attached, Patch
-from ...said import said
 from .node_rules import AROUND_GUIDER, PatchRule, guidance_rule_of, rule_of
 
 _BETWEEN = {"post_input", "double_block", "single_block", "noise_refiner"}
@@ -68,7 +67,7 @@ class LivePatches:
         rule = rule_of(patch.code)
         if rule is None:
             raise RequestError(
-                said("The workers were sent {code}, which no worker may run.", code=patch.code), "Report this."
+                "The workers were sent {code}, which no worker may run.", "Report this.", code=patch.code
             )
         if patch.kept in self._kept:
             return made.setdefault(patch.number, self._kept[patch.kept])
@@ -129,13 +128,11 @@ def build(code: str, rule: PatchRule, values: Mapping[str, Any]) -> Any:
         return types.FunctionType(inside, uses, inside.co_name, rule.defaults, cells)
     except (ImportError, AttributeError, KeyError, StopIteration) as error:
         raise RequestError(
-            said(
-                "This ComfyUI has no {path} as {node} of another version has it: {error}.",
-                path=path,
-                node=rule.node,
-                error=error,
-            ),
-            said("Remove {node}, or load the model with Load Diffusion Model.", node=rule.node),
+            "This ComfyUI has no {path} as {node} of another version has it: {error}.",
+            "Remove {node}, or load the model with Load Diffusion Model.",
+            path=path,
+            node=rule.node,
+            error=error,
         ) from error
 
 
@@ -173,9 +170,7 @@ def make_guidance(functions: Sequence[Guidance], sampling: Any) -> dict[str, Any
         rule = guidance_rule_of(each.code)
         inside = {name: str(each.values.get(name)) for name in rule.functions} if rule is not None else {}
         if rule is None or each.place not in (*_ONE, *_SEVERAL) or not all(map(rule_of, inside.values())):
-            raise RequestError(
-                said("The workers were sent {code}, which no worker may run.", code=each.code), "Report this."
-            )
+            raise RequestError("The workers were sent {code}, which no worker may run.", "Report this.", code=each.code)
         values: dict[str, Any] = {name: each.values.get(name) for name in rule.values}
         values |= {name: Patch(code, number) for number, (name, code) in enumerate(inside.items())}
         if rule.sampling:

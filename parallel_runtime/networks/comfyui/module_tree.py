@@ -15,7 +15,6 @@ from torch import nn
 
 from ...errors import RequestError
 from ...requests.trees import flatten, restore
-from ...said import said
 
 _MODULES = ("comfy.", "comfy_extras.nodes_model_patch", "torch.nn.")
 _NOTED = ("_", "device", "current_weight_patches_uuid", "dynamic_", "pin", "weight_function", "bias_function")
@@ -51,13 +50,11 @@ def describe_module(module: nn.Module, tensors: list[torch.Tensor]) -> dict[str,
             if name.startswith(_NOTED):
                 continue
             raise RequestError(
-                said(
-                    "{name} holds {error} as {name2}, which cannot be sent to the workers.",
-                    name=type(module).__name__,
-                    error=error,
-                    name2=name,
-                ),
+                "{name} holds {error} as {name2}, which cannot be sent to the workers.",
                 "Remove the node that applies it, or load the model with Load Diffusion Model.",
+                name=type(module).__name__,
+                error=error,
+                name2=name,
             ) from error
     own: dict[str, list[list[Any]]] = {}
     for kind, held in (("parameters", module._parameters), ("buffers", module._buffers)):
@@ -83,9 +80,7 @@ def build_module(form: Any, tensors: Sequence[torch.Tensor]) -> nn.Module:
         for name in path.split("."):
             found = getattr(found, name, None)
     if not isinstance(found, type) or not issubclass(found, nn.Module):
-        raise RequestError(
-            said("The workers know no network {module}.{path}.", module=module, path=path), "Restart ComfyUI."
-        )
+        raise RequestError("The workers know no network {module}.{path}.", "Restart ComfyUI.", module=module, path=path)
     made: Any = found.__new__(found)
     nn.Module.__init__(made)
     made.__dict__.update({name: restore(value, ()) for name, value in form["fields"].items()})

@@ -14,7 +14,6 @@ from torch import nn
 
 from ...errors import UnsupportedModelError
 from ...replaced import replaced
-from ...said import said
 from ..attention_operator import through_operator
 from ..cut_blocks import cut_blocks
 from ..gguf_layers import use_gguf_kernels
@@ -40,12 +39,10 @@ def ask_the_split(modules: Iterable[str]) -> None:
         names = [name for name in (*_NAMES, _CHOOSER) if name in vars(module)]
         if not names:
             raise UnsupportedModelError(
-                said(
-                    "{each} of this ComfyUI has no {names}, through which its tokens could be split.",
-                    each=each,
-                    names=" or ".join(_NAMES),
-                ),
+                "{each} of this ComfyUI has no {names}, through which its tokens could be split.",
                 "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out.",
+                each=each,
+                names=" or ".join(_NAMES),
             )
         for name in names:
             function = vars(module)[name]

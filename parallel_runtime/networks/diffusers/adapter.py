@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ...errors import RequestError
-from ...said import said
 
 
 @dataclass(frozen=True)
@@ -40,33 +39,37 @@ class Call:
         """Refuse wrong dimensions, unequal batches, and arguments that are not `known`."""
         if self.x.ndim != dims or self.context.ndim != 3 or self.context.shape[0] not in (1, self.batch):
             frames = "frames, " if dims == 5 else ""
-            cause = said(
+            raise RequestError(
                 "{title} takes a latent (batch, channels, {frames}height, width) and text (batch, tokens, "
                 "width), and got {shape} and {shape2}.",
+                "Use a latent and a prompt made for {title}.",
                 title=self.title,
                 frames=frames,
                 shape=tuple(self.x.shape),
                 shape2=tuple(self.context.shape),
             )
-            raise RequestError(cause, said("Use a latent and a prompt made for {title}.", title=self.title))
         given = {name for name, value in self.extras.items() if value is not None}
         if unknown := sorted(given.difference(known)):
             names = ", ".join(unknown)
-            cause = said("The diffusers network of {title} does not take {unknown}.", title=self.title, unknown=names)
-            raise RequestError(cause, "Leave it out.")
+            raise RequestError(
+                "The diffusers network of {title} does not take {unknown}.",
+                "Leave it out.",
+                title=self.title,
+                unknown=names,
+            )
 
     def rows(self, name: str, value: Any, dims: int = 0) -> torch.Tensor:
         """One row for every batch item, (1 or B, ...) -> (B, ...), contiguous; `dims` are checked unless 0."""
         shape = tuple(value.shape) if isinstance(value, torch.Tensor) else (type(value).__name__,)
         if shape[:1] not in ((1,), (self.batch,)) or (dims and len(shape) != dims):
-            cause = said(
+            raise RequestError(
                 "{title} got {name} of shape {shape} for a batch of {batch}.",
+                "Check the nodes that change the conditioning.",
                 title=self.title,
                 name=name,
                 shape=shape,
                 batch=self.batch,
             )
-            raise RequestError(cause, "Check the nodes that change the conditioning.")
         return value.expand(self.batch, *shape[1:]).contiguous()
 
     def pooled_text(self) -> torch.Tensor | None:
@@ -162,15 +165,14 @@ class WholeLatentAdapter(Adapter):
         call.check(self.extras, dims=5 if self.frames else 4)
         wanted, got = call.config["in_channels"], call.x.shape[1]
         if got != wanted:  # where `ModelSpec.check_widths` does not see it
-            cause = said(
+            raise RequestError(
                 "This {title} checkpoint takes {wanted} latent channels, and got {got} channels: {shape}.",
+                "Use the latent, the VAE and the conditioning nodes that belong to this checkpoint.",
                 title=self.title,
                 wanted=wanted,
                 got=got,
                 shape=tuple(call.x.shape),
             )
-            fix = "Use the latent, the VAE and the conditioning nodes that belong to this checkpoint."
-            raise RequestError(cause, fix)
         self.check(call)
         return {self.latent: pad_sides(call.x, self.patch)}
 

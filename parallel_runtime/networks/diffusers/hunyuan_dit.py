@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 
 from ...errors import RequestError
-from ...said import said
 from .adapter import Call, WholeLatentAdapter, tokens_along
 from .spec import IMAGE, ModelSpec
 
@@ -47,21 +46,21 @@ def masked_text(
         text, mask, length = text_of(call), call.extras.get(mask_name), call.config[trained]
         if text is None or mask is None or text.ndim != 3 or mask.shape[1:] != text.shape[1:2]:
             shapes = [None if value is None else tuple(value.shape) for value in (text, mask)]
-            cause = said(
+            raise RequestError(
                 "{title} takes the texts of two encoders with their masks, and got {shapes} and {shapes2}.",
+                "Encode the prompt with HunyuanDiT's text encoders.",
                 title=call.title,
                 shapes=shapes[0],
                 shapes2=shapes[1],
             )
-            raise RequestError(cause, "Encode the prompt with HunyuanDiT's text encoders.")
         if text.shape[1] != length:
-            cause = said(
+            raise RequestError(
                 "{title} takes texts of {length} tokens, and got {shape}.",
+                "Fill the text up, or cut it.",
                 title=call.title,
                 length=length,
                 shape=text.shape[1],
             )
-            raise RequestError(cause, "Fill the text up, or cut it.")
         return call.rows("text", text), call.rows("text mask", mask)
 
     return lambda call: checked(call)[0], lambda call: checked(call)[1].bool()
@@ -81,13 +80,13 @@ def _sizes(call: Call) -> torch.Tensor | None:
         return None
     if sizes is None or sizes.shape[1:] != (_SIZES,):
         got = None if sizes is None else tuple(sizes.shape)
-        cause = said(
+        raise RequestError(
             "HunyuanDiT takes image_meta_size of shape ({batch}, {sizes}), and got {got}.",
+            "Check the nodes that change the conditioning.",
             batch=call.batch,
             sizes=_SIZES,
             got=got,
         )
-        raise RequestError(cause, "Check the nodes that change the conditioning.")
     return call.rows("image_meta_size", sizes)
 
 

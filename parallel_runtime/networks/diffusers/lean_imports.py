@@ -16,7 +16,6 @@ from torch import nn
 
 from ...errors import UnsupportedModelError
 from ...measured import find_version
-from ...said import said
 
 OLDEST = "0.42"
 """Oldest version that the families are written for."""
@@ -63,18 +62,19 @@ def import_diffusers() -> ModuleType:
     fix = 'In the folder of Parallel DiT run Python with: -m pip install ".[diffusers]"'
     found = find_version("diffusers")  # other packs may have brought an older one
     if found is None or find_spec("diffusers") is None or Version(found) < Version(OLDEST):
-        cause = said(
+        raise UnsupportedModelError(
             "A diffusers folder needs the Python package diffusers ({oldest} or newer), which is not installed.",
+            fix,
             oldest=OLDEST,
         )
-        raise UnsupportedModelError(cause, fix)
     try:
         with _without_compiler():
             import diffusers
             import diffusers.utils
     except (ImportError, RuntimeError) as error:  # RuntimeError: how diffusers tells of one of its parts
-        cause = said("The Python package diffusers does not import here ({problem}).", problem=error)
-        raise UnsupportedModelError(cause, fix) from error
+        raise UnsupportedModelError(
+            "The Python package diffusers does not import here ({problem}).", fix, problem=error
+        ) from error
     return diffusers
 
 

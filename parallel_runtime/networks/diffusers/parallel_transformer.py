@@ -16,7 +16,6 @@ from ...attention.rotary import exchange_rotary
 from ...errors import UnsupportedModelError
 from ...exchange.head_routes import HeadSharing
 from ...mesh.mesh import Mesh
-from ...said import said
 from ...streaming.block_stream import BlockStream
 from ..attention_operator import attend_by_kernel
 from ..cut_blocks import WholeBlock, cut_blocks, unknown_blocks
@@ -84,12 +83,12 @@ class ParallelTransformer(Network):
             if names and not find_modules(transformer, names):
                 reason = reason or f"it has no module called {' or '.join(names)}"
         if reason:
-            cause = said(
+            raise UnsupportedModelError(
                 "This {transformer_class} is not as it is known: {reason}.",
+                "Install the diffusers version that this pack asks for.",
                 transformer_class=spec.transformer_class,
                 reason=reason,
             )
-            raise UnsupportedModelError(cause, "Install the diffusers version that this pack asks for.")
         # From here on the transformer is changed.
         rebind.apply(attending, attend_by_kernel)
         embedder = transformer.get_submodule(spec.timestep_embedder)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from ...errors import RequestError
-from ...said import said
 from .adapter import Call, WholeLatentAdapter
 from .spec import IMAGE, ModelSpec
 
@@ -22,12 +21,13 @@ _FORMER_KEYS = ("double_self_attention", "num_vector_embeds", "only_cross_attent
 
 def _check(call: Call) -> None:
     if any(side % _PATCH for side in call.x.shape[-2:]):
-        cause = said(
+        raise RequestError(
             "PixArt takes latents of even height and width, and got {shape} x {shape2}.",
+            "Choose a picture size that {patch} divides.",
             shape=call.x.shape[-2],
             shape2=call.x.shape[-1],
+            patch=_PATCH * _PIXELS,
         )
-        raise RequestError(cause, said("Choose a picture size that {patch} divides.", patch=_PATCH * _PIXELS))
 
 
 def _micro_conditions(call: Call) -> dict[str, torch.Tensor] | None:

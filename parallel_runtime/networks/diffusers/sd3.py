@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 
 from ...errors import RequestError
-from ...said import said
 from .adapter import Call, WholeLatentAdapter, tokens_along
 from .spec import TEXT_AND_IMAGE, ModelSpec
 
@@ -19,23 +18,24 @@ def _check(call: Call) -> None:
     places = call.config["pos_embed_max_size"]
     height, width = call.x.shape[-2:]
     if max(tokens_along(height, _PATCH), tokens_along(width, _PATCH)) > places:
-        cause = said(
+        raise RequestError(
             "A latent of {height} x {width} is larger than the {places} x {places} that this {title} "
             "checkpoint has positions for.",
+            "Make a smaller picture, and upscale it.",
             height=height,
             width=width,
             places=places * _PATCH,
             title=call.title,
         )
-        raise RequestError(cause, "Make a smaller picture, and upscale it.")
 
 
 def _pooled(call: Call) -> torch.Tensor:
     pooled = call.pooled_text()
     if pooled is None:
         raise RequestError(
-            said("{title} needs a pooled text beside the text tokens.", title=call.title),
-            said("Encode the prompt with the text encoders of {title}.", title=call.title),
+            "{title} needs a pooled text beside the text tokens.",
+            "Encode the prompt with the text encoders of {title}.",
+            title=call.title,
         )
     return pooled
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from ...errors import RequestError
-from ...said import said
 from .adapter import Call, WholeLatentAdapter
 from .spec import ModelSpec
 
@@ -18,13 +17,13 @@ def _micro_conditions(call: Call) -> dict[str, torch.Tensor]:
     """The pooled text and behind it the sinusoids of sizes and crop (arXiv 2307.01952): both are in y."""
     y, width = call.pooled_text(), call.config["projection_class_embeddings_input_dim"]
     if y is None or y.shape[-1] != width:
-        cause = said(
+        raise RequestError(
             "{title} takes a pooled text with sizes of width {width} in this checkpoint, and got {shape}.",
+            "Encode the prompt with the text encoders of {title}.",
             title=call.title,
             width=width,
             shape="none" if y is None else f"one of width {y.shape[-1]}",
         )
-        raise RequestError(cause, said("Encode the prompt with the text encoders of {title}.", title=call.title))
     # diffusers puts the sinusoids of `time_ids` behind `text_embeds`: of no numbers come no more.
     return {"text_embeds": y, "time_ids": y.new_empty((call.batch, 0))}
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ...errors import RequestError
-from ...said import said
 from ..tables.blocks import Blocks, Network
 from .adapter import Adapter
 
@@ -95,11 +94,11 @@ class ModelSpec:
         for name, key in self.widths.items():
             value = arguments.get(name)
             if isinstance(value, torch.Tensor) and value.shape[-1] != config[key]:
-                cause = said(
+                raise RequestError(
                     "{title} takes {name} of width {config} in this checkpoint, but got {shape}.",
+                    "Connect the text encoder and the latent that belong to this model.",
                     title=self.title,
                     name=name,
                     config=config[key],
                     shape=value.shape[-1],
                 )
-                raise RequestError(cause, "Connect the text encoder and the latent that belong to this model.")

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 
 from ...errors import RequestError
-from ...said import said
 from .adapter import Adapter, Call, pad_sides, tokens_along
 
 
@@ -66,12 +65,13 @@ class TokenAdapter(Adapter):
         """Refuse reference images that do not go with the latent."""
         for reference in references:
             if reference.ndim != 4 or reference.shape[1] != x.shape[1] or reference.shape[0] not in (1, x.shape[0]):
-                cause = said(
+                raise RequestError(
                     "A reference latent of shape {shape} does not go with a latent of {shape2}.",
+                    "Encode the reference image with the VAE of {title}.",
                     shape=tuple(reference.shape),
                     shape2=tuple(x.shape),
+                    title=self.title,
                 )
-                raise RequestError(cause, said("Encode the reference image with the VAE of {title}.", title=self.title))
 
     def _position_ids(self, size: tuple[int, int], index: int, device: torch.device) -> torch.Tensor:
         """(tokens, axes) of a picture of (height, width) in latent pixels."""
