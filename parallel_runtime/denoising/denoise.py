@@ -17,8 +17,7 @@ from ..requests.requests import Sample, concat_name, share_name
 from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.own_timesteps import OwnTimestep
 from ..sampling.prediction import PREDICTIONS
-from ..sampling.samplers import SAMPLERS
-from ..sampling.steps import run_steps
+from ..sampling.samplers import SAMPLERS, run_steps
 from .evaluation import Evaluation, Told
 from .predict import Predictor
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from .. import memory
-from ..acceleration.pulse import Pulse
 from ..errors import UnsupportedModelError
 from ..loading.checkpoint import open_checkpoint
 from ..loading.comfyui_network import NetworkReader, NetworkWeights
@@ -25,7 +24,7 @@ from ..networks.comfyui.comfy_network import ComfyNetwork
 from ..networks.comfyui.description import describe_network
 from ..networks.diffusers.parallel_transformer import parallelize
 from ..networks.facts import describe
-from ..networks.marked_blocks import mark_blocks
+from ..networks.marked_blocks import Pulse, mark_blocks
 from ..networks.network import Network
 from ..planning.coming_blocks import Coming
 from ..requests.comfyui_code import ComfyuiCode

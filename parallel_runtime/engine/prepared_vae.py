@@ -14,8 +14,8 @@ from ..requests.control import Cancelled, Control, StopVotes
 from ..requests.requests import RunVae
 from ..said import said
 from ..vae.channels_last import usable
-from ..vae.recorded_part import Run, can_be_recorded
-from ..vae.shared_vae import run_half, shared_ranks
+from ..vae.families import can_be_recorded
+from ..vae.shared_vae import Run, run_half, shared_ranks
 from ..vae.vae_weights import VaeWeights
 from .prepared import Agreed, Outcome, Prepared, Tensors, require_same
 from .rank_state import RankState

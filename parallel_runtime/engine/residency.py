@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from ..acceleration.pulse import Pulse
 from ..config import STREAMED
 from ..errors import NotLoadedError
 from ..loading.files import identity
 from ..mesh.mesh import Layout, Mesh
+from ..networks.marked_blocks import Pulse
 from ..networks.network import Network
 from ..planning.cut import most_parameters
 from ..planning.weights_choice import ways_out

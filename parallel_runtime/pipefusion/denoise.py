@@ -16,7 +16,7 @@ from ..mesh.agreement import of_first_rank
 from ..networks.latent_patches import Patch
 from ..requests.control import Cancelled, Control, StopVotes
 from ..sampling.denoiser import Denoiser
-from ..sampling.steps import Evaluation, Steps, take_steps
+from ..sampling.samplers import Evaluation, Steps, take_steps
 from .runner import StageRunner, flatten_rows
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import RequestError
 from .prediction import Prediction
-from .steps import Evaluation
+from .samplers import Evaluation
 
 Predict = Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]
 """(x (B, C, ...) float32, timestep (B,) float32) -> one output like x per CFG branch: cond, then uncond if any.

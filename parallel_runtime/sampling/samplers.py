@@ -1,16 +1,94 @@
-"""Samplers under ComfyUI's names and with its results: what each makes of a step, one position at a time.
+"""A sampling run as a generator: it asks for denoised latents one by one, and returns the finished latent.
 
-Those that stages and runs without ComfyUI need most; all others are ComfyUI's own functions (denoising/guider.py).
+Whoever drives it decides where and when each evaluation happens: one loop over the whole latent, or one generator for
+each part of it. For the latter a rule must hold for any part of a latent, looking at one position at a time.
+
+Samplers go by ComfyUI's names and have its results: those that stages and runs without ComfyUI need most; all others
+are ComfyUI's own functions (denoising/guider.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
-from .steps import Rule, Step
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A denoised latent that a run asks for, one a step.
+
+    Args:
+        x: what to denoise, (B, C, ...) float32.
+        sigma: noise level of `x`, 0-dim, on x's device: arithmetic with it never waits for the GPU.
+        index: of the step, from 0; of `sigma` in the run's list.
+    """
+
+    x: torch.Tensor
+    sigma: torch.Tensor
+    index: int
+
+
+Steps = Generator[Evaluation, torch.Tensor, torch.Tensor]
+"""Yields evaluations, is sent the denoised latent of each, returns x at the last sigma."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step whose denoised latent is known.
+
+    Args:
+        sigma, sigma_next: where it starts and ends, 0-dim on x's device.
+        ends_clean: nothing but the denoised latent is left after it.
+        previous: sigma and denoised latent of the step before; None on the first.
+    """
+
+    sigma: torch.Tensor
+    sigma_next: torch.Tensor
+    ends_clean: bool
+    previous: tuple[torch.Tensor, torch.Tensor] | None
+
+
+Rule = Callable[[Step, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(step, x, denoised) -> x at the end of the step."""
+Denoise = Callable[[Evaluation], torch.Tensor]
+"""evaluation -> denoised latent like its x."""
+OnStep = Callable[[Evaluation, torch.Tensor], None]
+"""(evaluation of a step, its denoised latent), before the step is taken; what it raises ends the run."""
+
+
+def take_steps(rule: Rule, x: torch.Tensor, sigmas: torch.Tensor) -> Steps:
+    """A run of len(sigmas) - 1 steps over x or over a part of it; all its state is in the generator.
+
+    Args:
+        x: latent noised to sigmas[0], or a part of it, (B, C, ...) float32.
+        sigmas: (steps + 1,) float32; only the last may be 0.
+    """
+    levels, sigmas = sigmas.tolist(), sigmas.to(x.device)  # the host waits for sigmas here, and in no step
+    previous = None
+    for index, level in enumerate(levels[1:]):
+        denoised = yield Evaluation(x, sigmas[index], index)
+        x = rule(Step(sigmas[index], sigmas[index + 1], level == 0, previous), x, denoised)
+        previous = sigmas[index], denoised
+    return x
+
+
+@torch.no_grad()
+def run_steps(rule: Rule, denoise: Denoise, x: torch.Tensor, sigmas: torch.Tensor, on_step: OnStep) -> torch.Tensor:
+    """Run over the whole latent and return x at the last sigma; arguments as for `take_steps`."""
+    run = take_steps(rule, x, sigmas)
+    try:
+        evaluation = next(run)
+        while True:
+            denoised = denoise(evaluation)
+            # Ranks could diverge here: whether on_step raises must be the same on all of them, or those that go on
+            # wait in the next collective.
+            on_step(evaluation, denoised)
+            evaluation = run.send(denoised)
+    except StopIteration as finished:
+        return finished.value
 
 
 def euler(step: Step, x: torch.Tensor, denoised: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import nn
+
+from ..switches import is_on
 
 
 @dataclass(frozen=True)
@@ -50,3 +53,9 @@ def find_half(vae: nn.Module, name: str) -> Half | None:
     """What is known of a VAE's `encoder` or `decoder`; None of one that only a single rank can run."""
     part = getattr(vae, name, None)
     return HALVES.get(f"{type(part).__module__}:{type(part).__name__}")
+
+
+def can_be_recorded(vae: nn.Module, name: str, device: torch.device) -> bool:
+    """Whether a half is one whose CUDA graph was seen to compute the same, on a GPU."""
+    half = find_half(vae, name)
+    return name == "decoder" and half is not None and half.recorded and device.type == "cuda" and is_on("recordings")

@@ -20,7 +20,6 @@ from ..mesh.agreement import failing_at_the_next_vote
 from ..networks.shares import split_sizes
 from ..replaced import replaced
 from .families import Half, find_half
-from .recorded_part import Run
 from .row_functions import RowFunctions
 from .rows import Rows
 from .tiles import cut, find_tiled, shared_tiles
@@ -29,6 +28,8 @@ LEAST = 2
 """Rows of a latent that a rank has at least: a picture that is mirrored at its border needs two."""
 CHUNK = 128 << 20
 """Bytes that ComfyUI computes at once on a large GPU. On every rank alike, whatever it has: it decides what is sent."""
+Run = Callable[[torch.Tensor], torch.Tensor]
+"""A rank's part of a half: its rows -> its rows of what is made."""
 
 
 def shared_ranks(vae: nn.Module, name: str, shape: Sequence[int], unit: int, ranks: int) -> int:

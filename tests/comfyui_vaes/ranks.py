@@ -18,8 +18,8 @@ from benchmarks.vae_memory import Case, lone, make_vae, peak_of
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.vae import channels_last
 from parallel_runtime.vae.families import find_half
-from parallel_runtime.vae.recorded_part import RecordedPart, Run
-from parallel_runtime.vae.shared_vae import run_half, shared_ranks
+from parallel_runtime.vae.shared_vae import Run, run_half, shared_ranks
+from parallel_runtime.vae.vae_weights import RecordedPart
 from tests.comfyui_vaes import plain_kernels
 from tests.comfyui_vaes.tiny import TINY, make
 

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.sampling.samplers import SAMPLERS
-from parallel_runtime.sampling.steps import take_steps
+from parallel_runtime.sampling.samplers import SAMPLERS, take_steps
 
 
 class _Store:

@@ -13,8 +13,7 @@ import torch
 from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, Predict
 from parallel_runtime.sampling.prediction import FLOW
-from parallel_runtime.sampling.samplers import SAMPLERS
-from parallel_runtime.sampling.steps import Evaluation, OnStep, run_steps
+from parallel_runtime.sampling.samplers import SAMPLERS, Evaluation, OnStep, run_steps
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ import torch.distributed as dist
 
 from parallel_runtime.acceleration import recordings as graphs
 from parallel_runtime.acceleration.cuda_graphs import Capture, is_long, timed
-from parallel_runtime.acceleration.pulse import Pulse
 from parallel_runtime.acceleration.recordings import KEPT, WARM_RUNS, RecordedForward
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.agreement import NONE, agreed_history, offer_history
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.networks.marked_blocks import Pulse
 from tests.ranks import run_ranks
 
 ONE = single_rank_mesh()

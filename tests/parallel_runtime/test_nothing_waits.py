@@ -20,8 +20,7 @@ from parallel_runtime.networks.diffusers.pixart import PIXART
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
 from parallel_runtime.sampling.prediction import PREDICTIONS
-from parallel_runtime.sampling.samplers import SAMPLERS
-from parallel_runtime.sampling.steps import take_steps
+from parallel_runtime.sampling.samplers import SAMPLERS, take_steps
 from tests import tiny_flux, tiny_pixart, tiny_sdxl
 from tests.families import STAGED
 from tests.tiny_model import find_by_name

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from parallel_runtime.acceleration.pulse import Pulse
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.marked_blocks import MARKS, find_modules, mark_blocks
+from parallel_runtime.networks.marked_blocks import MARKS, Pulse, find_modules, mark_blocks
 from tests import tiny_sdxl
 from tests.families import STAGED, Family, build
 from tests.parallel_runtime.flux_forward import build_transformer, run

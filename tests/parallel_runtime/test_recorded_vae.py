@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from parallel_runtime.acceleration.recordings import WARM_RUNS
-from parallel_runtime.vae.recorded_part import can_be_recorded
+from parallel_runtime.vae.families import can_be_recorded
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.comfyui_vaes.tiny import TINY
 from tests.ranks import run_ranks

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED
-from parallel_runtime.sampling.steps import Evaluation, run_steps
+from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, Evaluation, run_steps
 
 FULL = (1.0, 0.93, 0.8, 0.55, 0.3, 0.1, 0.0)
 PARTIAL = (0.62, 0.4, 0.15, 0.0)

@@ -11,8 +11,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
 from parallel_runtime.sampling.prediction import PREDICTIONS
-from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED
-from parallel_runtime.sampling.steps import run_steps
+from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, run_steps
 from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
 
 COMFYUI = find_comfyui()

@@ -11,8 +11,7 @@ import torch
 from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, check_guidance
 from parallel_runtime.sampling.prediction import EPS, FLOW, V_PREDICTION
-from parallel_runtime.sampling.samplers import SUPPORTED
-from parallel_runtime.sampling.steps import Evaluation
+from parallel_runtime.sampling.samplers import SUPPORTED, Evaluation
 from tests.parallel_runtime.sample_latent import SampleSettings, sample_latent, undo_scaling
 
 FULL = (1.0, 0.93, 0.8, 0.55, 0.3, 0.1, 0.0)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
 from parallel_runtime.sampling.prediction import FLOW, PREDICTIONS
-from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED
-from parallel_runtime.sampling.steps import run_steps, take_steps
+from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, run_steps, take_steps
 
 SEED = 11
 SIGMAS = {"flow": (1.0, 0.9, 0.7, 0.45, 0.2, 0.05, 0.0), "eps": (14.6, 7.0, 3.0, 1.2, 0.5, 0.1, 0.0)}

@@ -13,8 +13,7 @@ from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.requests.requests import concat_name
 from parallel_runtime.sampling.denoiser import Denoiser
 from parallel_runtime.sampling.prediction import PREDICTIONS
-from parallel_runtime.sampling.samplers import SAMPLERS
-from parallel_runtime.sampling.steps import run_steps
+from parallel_runtime.sampling.samplers import SAMPLERS, run_steps
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
