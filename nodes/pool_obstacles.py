@@ -9,7 +9,7 @@ import comfy.samplers
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.mesh.speeds import device_kind
+from parallel_runtime.memory import device_kind
 from parallel_runtime.networks.comfyui.module_tree import class_name
 from parallel_runtime.requests.comfyui_code import Scalar
 from parallel_runtime.said import Said, said

@@ -1,4 +1,4 @@
-"""Memory of this rank's device: what is free, what a model needs, and the error when they do not fit."""
+"""A rank's device: what it is, what of its memory is free, and the error where that is too little."""
 
 from __future__ import annotations
 
@@ -32,6 +32,14 @@ def is_free(wanted: int, device: torch.device) -> bool:
 def device_title(device: torch.device) -> Said:
     """How the artist knows the device."""
     return said("GPU {index}", index=device.index) if device.type == "cuda" else said("the CPU")
+
+
+def device_kind(device: torch.device) -> str:
+    """What a device's results depend on. CUDA's random stream depends on the number of multiprocessors."""
+    if device.type != "cuda":
+        return device.type
+    gpu = torch.cuda.get_device_properties(device)
+    return f"{gpu.name}, {gpu.multi_processor_count} multiprocessors"
 
 
 def require(

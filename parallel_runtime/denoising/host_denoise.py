@@ -1,23 +1,29 @@
-"""The denoising loop of one `Sample` request by ComfyUI's own code for its sampler, run alike on every rank."""
+"""The denoising loop of one `Sample` request by ComfyUI's own guider and sampler, run alike on every rank."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import torch
+from torch import nn
 
 from ..errors import RequestError
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.live_patches import make_guidance
-from ..networks.comfyui.node_rules import CFG
-from ..requests.comfyui_code import HostLoop, sampling_name
+from ..networks.comfyui.node_rules import AROUND_GUIDER, CFG, GUIDER_RULES
+from ..requests.comfyui_code import Guider, HostLoop, Scalar, sampling_name
 from ..requests.requests import Sample
-from ..sampling.denoiser import check_guidance
+from ..sampling.denoiser import Inpaint, check_guidance
 from .denoise import Loop
-from .evaluation import Evaluation, Told
-from .guider import GuidedModel, load_guider, make_sampling, sampler_function
+from .evaluation import Asked, Evaluation, Told
 
 _ADAPTIVE = "dpm_adaptive"
+_WRAPPERS, _REPLACED = "wrappers", "patches_replace"
 
 
 class HostDenoising(Loop):
@@ -65,3 +71,162 @@ class HostDenoising(Loop):
     def _make_sampling(self, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
         held = {name: tensors[sampling_name(name)] for name in self._host.tensors}
         return make_sampling(self._host.bases, self._host.values, held)
+
+
+def load_guider(guider: Guider, indices: Sequence[int]) -> Any:
+    """A guider of ComfyUI's with what it reads of its own, for branches of these indices.
+
+    Raises:
+        RequestError: it is none that ranks know, has no such branches, or this ComfyUI does not have it.
+    """
+    rule = GUIDER_RULES.get(guider.code)
+    inside = rule is not None and {*indices} <= {*range(len(rule.conds))}
+    if rule is None or rule.code != guider.code or not inside or list(indices) != sorted(set(indices)):
+        raise RequestError(
+            "The workers were sent the guider {code} with branches {indices}.",
+            "Report this.",
+            code=guider.code,
+            indices=indices,
+        )
+    module, _, name = rule.code.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise RequestError(
+            "The ComfyUI of the workers has no guider {name}: {error}.", "Update it.", name=name, error=error
+        ) from error
+    made = object.__new__(kind)
+    # Each has a scale, which functions around it change and put back, whether it looks at it or not.
+    made.__dict__.update({"cfg": 1.0, **{name: guider.values.get(name) for name in rule.values}})
+    made.conds = {rule.conds[index]: [{"branch": branch}] for branch, index in enumerate(indices)}
+    return made
+
+
+class GuidedModel:
+    """What ComfyUI's samplers take for the model: called for a denoised latent, and asked for its model sampling.
+
+    Args:
+        guider: of `load_guider`.
+        sampling: ComfyUI's model sampling.
+        sigmas: of the loop.
+    """
+
+    def __init__(self, guider: Any, evaluate: Evaluation, sampling: Any, inpaint: Inpaint | None, sigmas: torch.Tensor):
+        self._evaluate, self._sampling, self._inpaint, self._sigmas = evaluate, sampling, inpaint, sigmas
+        guider.inner_model = SimpleNamespace(model_sampling=sampling)
+        objects = partial(getattr, guider.inner_model)
+        guider.model_patcher = SimpleNamespace(model=guider.inner_model, get_model_object=objects)
+        for (cond,) in guider.conds.values():
+            # Of which a function leaves some out.
+            cond["model_conds"] = dict.fromkeys(evaluate.branches[cond["branch"]].arguments)
+        self.inner_model = guider
+
+    def sample(
+        self,
+        function: Callable[..., torch.Tensor],
+        host: HostLoop,
+        x: torch.Tensor,
+        guidance: Mapping[str, Any],
+        on_step: Told,
+    ) -> torch.Tensor:
+        """Return the finished latent as ComfyUI's KSAMPLER does.
+
+        Args:
+            function: of `sampler_function`.
+            x: noised to the first sigma.
+            guidance: entries of `model_options`; see live_patches.py.
+        """
+        functions = {name: each for name, each in guidance.items() if name != AROUND_GUIDER}
+        wrappers = {"calc_cond_batch": [self._predict], AROUND_GUIDER: guidance.get(AROUND_GUIDER, [])}
+        self.inner_model.model_options = {
+            "transformer_options": {_WRAPPERS: {kind: {"parallel_dit": each} for kind, each in wrappers.items()}},
+            "disable_cfg1_optimization": host.all_branches,
+            **functions,
+        }
+        sigmas = self._sigmas.clone()  # UniPC writes into them
+        latent = function(
+            self,
+            x.clone(),
+            sigmas,
+            extra_args={"model_options": self.inner_model.model_options, "seed": host.seed},
+            callback=lambda state: on_step(int(state["i"]), state["denoised"]),
+            disable=True,
+            **host.options,
+        )
+        return self._sampling.inverse_noise_scaling(sigmas[-1], latent)
+
+    def __call__(
+        self, x: torch.Tensor, sigma: torch.Tensor, model_options: Mapping[str, Any], seed: int
+    ) -> torch.Tensor:
+        sigma = self._evaluate.agreed(sigma)  # functions decide by it whether they evaluate once more
+        inpaint = self._inpaint
+        if inpaint is not None:
+            mask, kept = inpaint.mask, inpaint.latent_image
+            if change := model_options.get("denoise_mask_function"):
+                mask = change(sigma, mask, extra_options={"model": self.inner_model, "sigmas": self._sigmas})
+                inpaint = replace(inpaint, mask=mask)
+            level = sigma.reshape(-1, *[1] * (x.ndim - 1))
+            noised = kept if inpaint.clean else self._sampling.noise_scaling(level, inpaint.noise.clone(), kept)
+            x = x * mask + noised * (1.0 - mask)
+        denoised: torch.Tensor = self.inner_model(x, sigma, model_options, seed)
+        return denoised if inpaint is None else inpaint.after(denoised)
+
+    def _predict(
+        self,
+        executor: Any,
+        model: Any,
+        conds: Sequence[list[dict[str, Any]] | None],
+        x: torch.Tensor,
+        sigma: torch.Tensor,
+        model_options: Mapping[str, Any],
+    ) -> list[torch.Tensor]:
+        """Called by ComfyUI in place of `calc_cond_batch`: a denoised latent for each conditioning, zeros for none."""
+        options = {name: each for name, each in model_options["transformer_options"].items() if name != _WRAPPERS}
+        inside = options.pop(_REPLACED, {})
+        replaced = [(kind, key, patch) for kind, several in inside.items() for key, patch in several.items()]
+        asked = [
+            Asked(cond[0]["branch"], index, cond[0]["model_conds"].keys(), options, replaced)
+            for index, cond in enumerate(conds)
+            if cond is not None
+        ]
+        sampling = self._sampling
+        outputs = self._evaluate.some(sampling.calculate_input(sigma, x), sampling.timestep(sigma).float(), asked)
+        denoised = [torch.zeros_like(x) for _ in conds]
+        for each, output in zip(asked, outputs, strict=True):
+            denoised[each.index] = sampling.calculate_denoised(sigma, output, x)
+        return denoised
+
+
+def make_sampling(
+    bases: Sequence[str], values: Mapping[str, Scalar], tensors: Mapping[str, torch.Tensor]
+) -> torch.nn.Module:
+    """A model sampling of ComfyUI's that is made of these classes and holds these values and tensors.
+
+    Raises:
+        RequestError: this ComfyUI has no such class.
+    """
+    code = importlib.import_module("comfy.model_sampling")
+    kinds: list[Any] = [getattr(code, name, None) for name in bases]
+    for name, kind in zip(bases, kinds, strict=True):
+        if not isinstance(kind, type) or kind.__module__ != code.__name__:
+            raise RequestError("The ComfyUI of the workers has no model sampling {name}.", "Update it.", name=name)
+    joined: Any = type("ModelSampling", tuple(kinds), {})
+    made: Any = joined.__new__(joined)
+    nn.Module.__init__(made)
+    for name, value in values.items():
+        setattr(made, name, value)
+    for name, tensor in tensors.items():
+        made.register_buffer(name, tensor)
+    return made
+
+
+def sampler_function(name: str) -> Callable[..., torch.Tensor]:
+    """What a sampler of ComfyUI's list calls.
+
+    Raises:
+        RequestError: this ComfyUI does not have it.
+    """
+    code = importlib.import_module("comfy.samplers")
+    if name not in code.SAMPLER_NAMES:
+        raise RequestError("The ComfyUI of the workers has no sampler {name}.", "Update it.", name=name)
+    return code.sampler_object(name).sampler_function

@@ -7,6 +7,8 @@ import zlib
 import torch
 import torch.distributed as dist
 
+from ..memory import device_kind
+
 _SIZE = 4096
 """Rows and columns of the matrices whose product is timed: what a block's linear layers are made of."""
 _WARM_CALLS, _TIMED_CALLS = 3, 10
@@ -36,14 +38,6 @@ def devices_unlike(device: torch.device, world_size: int) -> bool:
         return False
     kinds = gather_from_ranks([float(zlib.crc32(device_kind(device).encode()))], world_size)
     return any(kind != kinds[0] for kind in kinds)
-
-
-def device_kind(device: torch.device) -> str:
-    """What a device's results depend on. CUDA's random stream depends on the number of multiprocessors."""
-    if device.type != "cuda":
-        return device.type
-    gpu = torch.cuda.get_device_properties(device)
-    return f"{gpu.name}, {gpu.multi_processor_count} multiprocessors"
 
 
 def relative_speeds(measured: list[float]) -> list[float] | None:

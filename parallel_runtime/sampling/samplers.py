@@ -4,7 +4,7 @@ Whoever drives it decides where and when each evaluation happens: one loop over 
 each part of it. For the latter a rule must hold for any part of a latent, looking at one position at a time.
 
 Samplers go by ComfyUI's names and have its results: those that stages and runs without ComfyUI need most; all others
-are ComfyUI's own functions (denoising/guider.py).
+are ComfyUI's own functions (denoising/host_denoise.py).
 """
 
 from __future__ import annotations

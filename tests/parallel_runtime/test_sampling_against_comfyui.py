@@ -280,7 +280,7 @@ def test_comfyuis_samplers_run_in_ranks_that_draw_its_noise(comfy, monkeypatch):
 
 @pytest.mark.parametrize("name", ["FLUX", "FLOW", "EPS", "V_PREDICTION", "EDM", "FLOW_COSMOS", "V_PREDICTION_DDPM"])
 def test_a_model_sampling_travels_as_data_and_does_the_same(comfy, name):
-    from parallel_runtime.denoising.guider import make_sampling
+    from parallel_runtime.denoising.host_denoise import make_sampling
 
     config = SimpleNamespace(sampling_settings=SETTINGS.get(name, {}))
     sampling = comfy.model_base.model_sampling(config, comfy.model_base.ModelType[name])
@@ -297,7 +297,7 @@ def test_a_model_sampling_travels_as_data_and_does_the_same(comfy, name):
 
 
 def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
-    from parallel_runtime.denoising.guider import load_guider, make_sampling, sampler_function
+    from parallel_runtime.denoising.host_denoise import load_guider, make_sampling, sampler_function
     from parallel_runtime.errors import RequestError
     from parallel_runtime.networks.comfyui.live_patches import make_guidance
     from parallel_runtime.networks.comfyui.node_rules import CFG
@@ -327,7 +327,7 @@ def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
 @pytest.mark.parametrize("name", BY_COMFYUI)
 @pytest.mark.parametrize("masked", [False, True])
 def test_comfyuis_own_sampler_over_our_denoiser_gives_its_latent(comfy, name, cfg, masked):
-    from parallel_runtime.denoising.guider import GuidedModel, load_guider, sampler_function
+    from parallel_runtime.denoising.host_denoise import GuidedModel, load_guider, sampler_function
     from parallel_runtime.networks.comfyui.node_rules import CFG
     from parallel_runtime.requests.comfyui_code import Guider
 

@@ -50,12 +50,11 @@ class Call:
             )
         given = {name for name, value in self.extras.items() if value is not None}
         if unknown := sorted(given.difference(known)):
-            names = ", ".join(unknown)
             raise RequestError(
                 "The diffusers network of {title} does not take {unknown}.",
                 "Leave it out.",
                 title=self.title,
-                unknown=names,
+                unknown=", ".join(unknown),
             )
 
     def rows(self, name: str, value: Any, dims: int = 0) -> torch.Tensor:

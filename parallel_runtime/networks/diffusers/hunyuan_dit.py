@@ -79,13 +79,12 @@ def _sizes(call: Call) -> torch.Tensor | None:
     if not call.config["use_style_cond_and_image_meta_size"]:
         return None
     if sizes is None or sizes.shape[1:] != (_SIZES,):
-        got = None if sizes is None else tuple(sizes.shape)
         raise RequestError(
             "HunyuanDiT takes image_meta_size of shape ({batch}, {sizes}), and got {got}.",
             "Check the nodes that change the conditioning.",
             batch=call.batch,
             sizes=_SIZES,
-            got=got,
+            got=None if sizes is None else tuple(sizes.shape),
         )
     return call.rows("image_meta_size", sizes)
 

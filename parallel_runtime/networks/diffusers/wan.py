@@ -45,11 +45,10 @@ def _image(call: Call) -> torch.Tensor | None:
         )
     shape = () if clip is None else tuple(clip.shape)
     if clip is None or len(shape) != 3 or shape[0] not in (1, call.batch) or shape[1] != (both or shape[1]):
-        wanted = "a start image" if both is None else "a start and an end image"
         raise RequestError(
             "In diffusers this Wan checkpoint takes CLIP vision's view of {wanted}, and got {shape}.",
             "Give clip_fea, as the model was made for.",
-            wanted=wanted,
+            wanted="a start image" if both is None else "a start and an end image",
             shape=shape or "none",
         )
     clip = clip.to(call.x).expand(call.batch, -1, -1)
