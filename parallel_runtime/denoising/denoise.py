@@ -14,9 +14,8 @@ from ..errors import RequestError
 from ..requests.conditioning import Conditioning
 from ..requests.control import Cancelled, Control
 from ..requests.requests import Sample, concat_name, share_name
-from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
+from ..sampling.denoiser import PREDICTIONS, Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.own_timesteps import OwnTimestep
-from ..sampling.prediction import PREDICTIONS
 from ..sampling.samplers import SAMPLERS, run_steps
 from .evaluation import Evaluation, Told
 from .predict import Predictor

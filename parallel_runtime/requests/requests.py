@@ -128,7 +128,7 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     Tensors: `x` (B, C, ...) float32, the noised start latent; `sigmas` (steps + 1,) float32, and as long `timesteps`,
     what the transformer is told at each; with `inpaint` also `mask`, `latent_image`, `noise`, shaped like `x`; with
     `concat` also one `concat_name(index)` per branch, channels that are appended to its x at every step; and the new
-    conditionings' own. `prediction` names what the transformer's output means (sampling.prediction), `patches` what the
+    conditionings' own. `prediction` names what the transformer's output means (sampling.denoiser), `patches` what the
     weights are to have; branches that are alike are one forward if `joined`. Where the model makes timesteps of the
     loop's, `own_timesteps` has (branch, name, what it is counted from), "" for the first, and with each comes a
     `share_name(branch, name)`.

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from parallel_runtime.errors import RequestError
-from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, Predict
-from parallel_runtime.sampling.prediction import FLOW
+from parallel_runtime.sampling.denoiser import FLOW, Denoiser, Inpaint, Predict
 from parallel_runtime.sampling.samplers import SAMPLERS, Evaluation, OnStep, run_steps
 
 

@@ -18,8 +18,7 @@ from parallel_runtime.denoising.predict import Call, own_calls
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.pixart import PIXART
 from parallel_runtime.requests.conditioning import Conditioning
-from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
-from parallel_runtime.sampling.prediction import PREDICTIONS
+from parallel_runtime.sampling.denoiser import PREDICTIONS, Denoiser, Inpaint
 from parallel_runtime.sampling.samplers import SAMPLERS, take_steps
 from tests import tiny_flux, tiny_pixart, tiny_sdxl
 from tests.families import STAGED

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
-from parallel_runtime.sampling.prediction import PREDICTIONS
+from parallel_runtime.sampling.denoiser import PREDICTIONS, Denoiser, Inpaint
 from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, run_steps
 from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
 

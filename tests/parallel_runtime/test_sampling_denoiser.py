@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from parallel_runtime.errors import RequestError
-from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, check_guidance
-from parallel_runtime.sampling.prediction import EPS, FLOW, V_PREDICTION
+from parallel_runtime.sampling.denoiser import EPS, FLOW, V_PREDICTION, Denoiser, Inpaint, check_guidance
 from parallel_runtime.sampling.samplers import SUPPORTED, Evaluation
 from tests.parallel_runtime.sample_latent import SampleSettings, sample_latent, undo_scaling
 

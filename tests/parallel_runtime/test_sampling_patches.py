@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
-from parallel_runtime.sampling.prediction import FLOW, PREDICTIONS
+from parallel_runtime.sampling.denoiser import FLOW, PREDICTIONS, Denoiser, Inpaint
 from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, run_steps, take_steps
 
 SEED = 11

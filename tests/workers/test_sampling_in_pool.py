@@ -11,8 +11,7 @@ from parallel_runtime.errors import RequestError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.requests.requests import concat_name
-from parallel_runtime.sampling.denoiser import Denoiser
-from parallel_runtime.sampling.prediction import PREDICTIONS
+from parallel_runtime.sampling.denoiser import PREDICTIONS, Denoiser
 from parallel_runtime.sampling.samplers import SAMPLERS, run_steps
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
