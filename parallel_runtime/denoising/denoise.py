@@ -123,6 +123,14 @@ class Denoising(Loop):
                 "Use KSampler for this graph.",
             )
         check_guidance(len(request.branches), request.cfg)
+        for name, known in ((request.sampler, SAMPLERS), (request.prediction, PREDICTIONS)):
+            if name not in known:
+                raise RequestError(
+                    "The workers do not know {name}; they know {known}.",
+                    "Use KSampler: it runs every model per step.",
+                    name=repr(name),
+                    known=", ".join(known),
+                )
         self.sampler = SAMPLERS[request.sampler]
         self.prediction = PREDICTIONS[request.prediction]
 
