@@ -252,7 +252,7 @@ def test_histories_that_differ_begin_anew_under_a_number_that_nobody_had():
 
 
 def record_on_ranks(rank: int, world_size: int) -> dict[str, Any]:
-    """Run by `run_ranks`: forwards with a collective, where one rank fails to record, and where one takes long."""
+    """Run by `run_ranks`: forwards with a collective, where one rank fails to record, and where some take long."""
     mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     assert mesh is not None
     assert mesh.sequence is not None
@@ -267,21 +267,21 @@ def record_on_ranks(rank: int, world_size: int) -> dict[str, Any]:
 
     failing = RecordedForward(forward, record=Recorder(RuntimeError(CAPTURING) if rank == 1 else None))
     outputs = run(failing)
-    recorder = Recorder()
-    with mock.patch.object(graphs, "timed", lambda run, device: (run(), lambda: rank == 1)):
-        outputs_of_long = run(RecordedForward(forward, record=recorder))
-    return {
-        "outputs": [outputs, outputs_of_long],
-        "enabled": failing._recordings(mesh).enabled,
-        "recorded": recorder.recorded,
-    }
+    outputs, recorded = [outputs], []
+    for long in ((1,), (0, 1)):
+        recorder = Recorder()
+        with mock.patch.object(graphs, "timed", lambda run, device, long=long: (run(), lambda: rank in long)):
+            outputs.append(run(RecordedForward(forward, record=recorder)))
+        recorded.append(recorder.recorded)
+    return {"outputs": outputs, "enabled": failing._recordings(mesh).enabled, "recorded": recorded}
 
 
-def test_where_one_rank_fails_to_record_or_takes_long_no_rank_replays():
+def test_where_one_rank_fails_to_record_or_all_take_long_no_rank_replays():
+    """One alone that takes long may wait for another's launches, which a recording saves."""
     for result in run_ranks(2, f"{__name__}:record_on_ranks"):
-        assert result["outputs"] == [[2.0 * step for step in range(WARM_RUNS + 4)]] * 2
+        assert result["outputs"] == [[2.0 * step for step in range(WARM_RUNS + 4)]] * 3
         assert result["enabled"] is False
-        assert result["recorded"] == 0
+        assert result["recorded"] == [1, 0]
 
 
 @pytest.mark.gpu
