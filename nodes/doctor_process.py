@@ -55,7 +55,7 @@ def run_doctor(
                     raise Cancelled
                 if time.monotonic() > deadline:
                     text = "The doctor came to no end within {limit_seconds} seconds."
-                    raise PoolError(said(text, limit_seconds=f"{limit_seconds:.0f}"), FIX)
+                    raise PoolError(text, FIX, limit_seconds=f"{limit_seconds:.0f}")
                 time.sleep(POLL_SECONDS)
         finally:
             if process.poll() is None:  # asked to end, it takes its ranks along
@@ -68,7 +68,7 @@ def run_doctor(
         last = next((line.strip() for line in reversed(_lines(complaint)) if line.strip()), "nothing")
     if code == WRONG_ARGUMENTS:
         raise ConfigurationError(last, "")
-    raise PoolError(said("The doctor ended with code {code} and no report. It said: {last}", code=code, last=last), FIX)
+    raise PoolError("The doctor ended with code {code} and no report. It said: {last}", FIX, code=code, last=last)
 
 
 def _lines(file: IO[bytes]) -> list[str]:

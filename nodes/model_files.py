@@ -43,9 +43,8 @@ def find_gguf_pack(path: Path) -> str:
     classes = getattr(sys.modules.get("nodes"), "NODE_CLASS_MAPPINGS", {})
     if (node := classes.get("UnetLoaderGGUF")) is None:
         text = "{path} is a GGUF file, which ComfyUI reads with the pack ComfyUI-GGUF, and that is not installed."
-        raise UnsupportedModelError(
-            said(text, path=path), "Install ComfyUI-GGUF, or choose a safetensors file of this model."
-        )
+        fix = "Install ComfyUI-GGUF, or choose a safetensors file of this model."
+        raise UnsupportedModelError(text, fix, path=path)
     return str(Path(inspect.getfile(node)).parent)
 
 
@@ -61,18 +60,15 @@ def open_model_file(path: Path, weight_dtype: str = "default") -> tuple[HostFile
     gguf = is_gguf(path)
     if gguf and weight_dtype.startswith("fp8"):
         text = "In {path} weights stay as they are: {setting} does not take them."
-        raise UnsupportedModelError(
-            said(text, path=path, setting=f"weight_dtype {weight_dtype}"), "Set weight_dtype to default."
-        )
+        fix = "Set weight_dtype to default."
+        raise UnsupportedModelError(text, fix, path=path, setting=f"weight_dtype {weight_dtype}")
     file = open_host_file(path, find_gguf_pack(path) if gguf else "")
     network = file.build()
     for made in (file.config, network):
         if not type(made).__module__.startswith("comfy."):
             text = "{name} is a model of a node pack's own, {whose}, which the workers do not have."
-            raise UnsupportedModelError(
-                said(text, name=file.path.name, whose=who_made(type(made))),
-                "Load it with Load Diffusion Model, or with that pack's loader.",
-            )
+            fix = "Load it with Load Diffusion Model, or with that pack's loader."
+            raise UnsupportedModelError(text, fix, name=file.path.name, whose=who_made(type(made)))
     if not (missing := file.missing(network)):
         return file, NOTHING
     text = (

@@ -10,7 +10,6 @@ import folder_paths
 from comfy_api.latest import io
 
 from parallel_runtime.errors import CheckpointError, ParallelError
-from parallel_runtime.said import said
 
 from .model_files import list_gguf_files
 from .model_loading import load_on_node, model_inputs
@@ -28,10 +27,8 @@ def _find_model(name: str, folder: str) -> Path:
     """Path of an entry of the menu of a folder of ComfyUI; CheckpointError where it is no longer there."""
     path = folder_paths.get_full_path(folder, name)
     if path is None:
-        raise CheckpointError(
-            said("The model {name} is not in ComfyUI's {value} folders.", name=name, value=folder),
-            "Refresh the list of models (key R) and choose one of it.",
-        )
+        what = "The model {name} is not in ComfyUI's {value} folders."
+        raise CheckpointError(what, "Refresh the list of models (key R) and choose one of it.", name=name, value=folder)
     return Path(path)
 
 

@@ -16,7 +16,6 @@ import torch
 
 from parallel_runtime.errors import RequestError
 from parallel_runtime.patching.comfyui_patches import Computing
-from parallel_runtime.said import said
 
 from .model_files import is_gguf
 
@@ -36,10 +35,8 @@ class Source:
         """What Load Diffusion Model makes of the file, in ComfyUI's own memory; RequestError for a GGUF file."""
         path = self.remote.model.path
         if is_gguf(Path(path)):
-            raise RequestError(
-                said("{path} is no .safetensors file: no node can take weights out of it.", path=path),
-                "Choose a .safetensors file in Parallel Loader.",
-            )
+            what = "{path} is no .safetensors file: no node can take weights out of it."
+            raise RequestError(what, "Choose a .safetensors file in Parallel Loader.", path=path)
         return comfy.sd.load_diffusion_model(path, model_options={} if self.dtype is None else {"dtype": self.dtype})
 
     def patch(self, part: torch.nn.Module, name: str, bypass: bool) -> torch.nn.Module:
@@ -121,7 +118,5 @@ def operations_elsewhere() -> type:
 
 def refuse(what: str) -> RequestError:
     """The error of a node that cannot have them; `what` it wants to do is the end of a sentence."""
-    return RequestError(
-        said("The weights of this MODEL are in the worker processes, where no node can {what}.", what=what),
-        "Load the model with Load Diffusion Model for that.",
-    )
+    text = "The weights of this MODEL are in the worker processes, where no node can {what}."
+    return RequestError(text, "Load the model with Load Diffusion Model for that.", what=what)

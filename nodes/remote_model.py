@@ -26,7 +26,6 @@ from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.networks.tables.comfyui import find_network
 from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.requests.requests import INVOKABLE
-from parallel_runtime.said import said
 
 from .interrupt import stopping_with_prompt
 from .real_weights import LayersHere, Source, give_weights, operations_elsewhere
@@ -58,10 +57,8 @@ def choose_types(file: HostFile, weight_dtype: str) -> tuple[torch.dtype, torch.
     )
     cast = comfy.model_management.unet_manual_cast(None if file.stored is None else weights, device, supported)
     if (compute := cast or weights) not in DTYPES.values():
-        raise RequestError(
-            said("ComfyUI would compute this model in {compute}, which the workers do not have.", compute=compute),
-            "Set weight_dtype to bf16, fp16 or fp32.",
-        )
+        what = "ComfyUI would compute this model in {compute}, which the workers do not have."
+        raise RequestError(what, "Set weight_dtype to bf16, fp16 or fp32.", compute=compute)
     return weights, cast
 
 
@@ -106,7 +103,7 @@ def _invoke(
 def _refuse(name: str, *_: Any, **__: Any) -> None:
     """In place of a method that needs the weights and that the pool does not run."""
     text = "Before a run ComfyUI asks {name} for {method}, which the workers cannot compute."
-    raise UnsupportedModelError(said(text, name=name, method=_UNANSWERED), "Load this model with Load Diffusion Model.")
+    raise UnsupportedModelError(text, "Load this model with Load Diffusion Model.", name=name, method=_UNANSWERED)
 
 
 def keeping(model: Any, shared: set[str]) -> Callable[..., dict[str, Any]]:

@@ -126,10 +126,8 @@ class RemoteVae:
             ParallelError: see PoolClient.run_vae.
         """
         if foreign := [name for name, value in options.items() if not isinstance(value, Scalar)]:
-            raise RequestError(
-                said("The VAE is given {what}, which cannot be sent to the workers.", what=", ".join(foreign)),
-                "Decode without Parallel VAE.",
-            )
+            what = "The VAE is given {what}, which cannot be sent to the workers."
+            raise RequestError(what, "Decode without Parallel VAE.", what=", ".join(foreign))
         with stopping_with_prompt() as interrupted:
             pool = self._pool = self._connect(self._config)
             try:

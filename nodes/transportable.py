@@ -215,10 +215,8 @@ def travelling(call: TransformerCall, functions: CarriedPatches) -> Mapping[str,
 
 def refusal(found: Iterable[Said]) -> RequestError:
     """The error of a MODEL that has what no rank could take."""
-    return RequestError(
-        said("The workers cannot carry {what}.", what=listed(found)),
-        "Remove the node that adds it, or load the model with Load Diffusion Model.",
-    )
+    fix = "Remove the node that adds it, or load the model with Load Diffusion Model."
+    return RequestError("The workers cannot carry {what}.", fix, what=listed(found))
 
 
 def listed(found: Iterable[Said]) -> Said:

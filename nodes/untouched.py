@@ -38,11 +38,11 @@ class Untouched:
         if found := list(self._changes()):
             more = said(" and {count} more", count=len(found) - _NAMED) if len(found) > _NAMED else ""
             text = "The workers cannot carry changes inside of the transformer: {found}{more}."
-            raise RequestError(
-                said(text, found=", ".join(found[:_NAMED]), more=more),
+            fix = (
                 "Remove the node that makes them and run *Free model and node cache*, as they stay in the MODEL; or "
-                "load the model with Load Diffusion Model.",
+                "load the model with Load Diffusion Model."
             )
+            raise RequestError(text, fix, found=", ".join(found[:_NAMED]), more=more)
         self._counted = self._count()  # what else came is no concern of the pool's
 
     def check_quickly(self) -> None:

@@ -80,7 +80,7 @@ def resolve_devices(config: ParallelConfig, gpu_count: Callable[[], int]) -> Poo
         if wanted is not None and max(wanted) >= present:
             what = "The parallel configuration asks for GPU {wanted}, but ComfyUI sees {gpus}."
             fix = "Set devices to auto, or to GPUs that exist (they are counted from 0)."
-            raise ConfigurationError(said(what, wanted=max(wanted), gpus=_gpus(present)), fix)
+            raise ConfigurationError(what, fix, wanted=max(wanted), gpus=_gpus(present))
         if present == 0:
             spec = PoolSpec("cpu", (0,), config.hosts)
         else:
@@ -92,7 +92,7 @@ def resolve_devices(config: ParallelConfig, gpu_count: Callable[[], int]) -> Poo
         has = count_devices(spec.device_type, spec.world_size)
         what = "The parallel configuration needs {ranks} devices ({product}), and has {devices}."
         fix = "Lower a degree, set it to auto, or add devices."
-        raise ConfigurationError(said(what, ranks=ranks, product=product, devices=has), fix)
+        raise ConfigurationError(what, fix, ranks=ranks, product=product, devices=has)
     return spec
 
 
@@ -161,10 +161,9 @@ def state_directory() -> Path:
     try:
         return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "parallel-dit"
     except RuntimeError as error:
-        raise ConfigurationError(
-            said("The user {getuid} that ComfyUI runs as has no home folder.", getuid=os.getuid()),
-            "Set the environment variable HOME to a folder that this user can write.",
-        ) from error
+        what = "The user {getuid} that ComfyUI runs as has no home folder."
+        fix = "Set the environment variable HOME to a folder that this user can write."
+        raise ConfigurationError(what, fix, getuid=os.getuid()) from error
 
 
 def log_directory() -> Path:
@@ -185,5 +184,5 @@ def read_seconds(environment: Mapping[str, str], name: str, default: float) -> f
     if not 0 < seconds < math.inf:
         what = "The environment variable {name} is {text}, which is no time in seconds."
         fix = said("Set it to a number such as {default}, or remove it.", default=f"{default:g}")
-        raise ConfigurationError(said(what, name=name, text=repr(text[:40])), fix)
+        raise ConfigurationError(what, fix, name=name, text=repr(text[:40]))
     return seconds

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parallel_runtime.errors import PoolError
-from parallel_runtime.said import said
 
 _ROOM_BYTES = 64 << 10
 """What a start writes there, at least: the ranks' meeting place."""
@@ -60,7 +59,7 @@ def make_folder() -> PrivateFolder:
         where = f" in {tempfile.tempdir}" if tempfile.tempdir else ""
         what = "No folder for temporary files could be made{where}: {strerror}."
         fix = "Make room there, or set $TMPDIR to a folder that can be written."
-        raise PoolError(said(what, where=where, strerror=error.strerror or error), fix) from error
+        raise PoolError(what, fix, where=where, strerror=error.strerror or error) from error
 
 
 def _try_room(folder: PrivateFolder) -> None:

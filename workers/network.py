@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import psutil
 
 from parallel_runtime.errors import ConfigurationError
-from parallel_runtime.said import said
 
 LISTEN = "PARALLEL_DIT_LISTEN"
 _HOW = "docs/several-hosts.md shows how to set up several hosts."
@@ -22,9 +21,10 @@ def check_free(address: str, port: int) -> None:
         try:
             probe.bind((address, port))
         except OSError as error:
+            what = "Cannot listen on {where}: {strerror}."
+            fix = "Set ${listen} to an address of this host with a free port."
             raise ConfigurationError(
-                said("Cannot listen on {where}: {strerror}.", where=f"{address}:{port}", strerror=error.strerror),
-                said("Set ${listen} to an address of this host with a free port.", listen=LISTEN),
+                what, fix, where=f"{address}:{port}", strerror=error.strerror, listen=LISTEN
             ) from error
 
 
@@ -34,17 +34,16 @@ def read_meeting(environment: Mapping[str, str]) -> tuple[str, int]:
     text = environment.get(LISTEN)
     if not text:
         what = "The parallel configuration asks for several hosts, but ${listen} is not set where ComfyUI runs."
-        raise ConfigurationError(said(what, listen=LISTEN), _HOW)
+        raise ConfigurationError(what, _HOW, listen=LISTEN)
     match = re.fullmatch(r"([0-9A-Za-z_.\-]+):(\d{1,5})", text.strip())
     if not match or not 0 < int(match[2]) < 65536:
-        raise ConfigurationError(
-            said("{text} is not an address with a port.", text=repr(text)), "Write it as 10.0.0.1:29600."
-        )
+        what = "{text} is not an address with a port."
+        raise ConfigurationError(what, "Write it as 10.0.0.1:29600.", text=repr(text))
     try:
         return socket.gethostbyname(match[1]), int(match[2])
     except (OSError, UnicodeError) as error:
         what = "${listen} is {text}, and {name} has no IP address: {error}."
-        raise ConfigurationError(said(what, listen=LISTEN, text=text, name=match[1], error=error), _HOW) from error
+        raise ConfigurationError(what, _HOW, listen=LISTEN, text=text, name=match[1], error=error) from error
 
 
 def interface_of(address: str) -> str:
@@ -52,9 +51,7 @@ def interface_of(address: str) -> str:
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.family == socket.AF_INET and entry.address == address for entry in entries):
             return name
-    raise ConfigurationError(
-        said("No network interface of this host has the address {address}.", address=address), _HOW
-    )
+    raise ConfigurationError("No network interface of this host has the address {address}.", _HOW, address=address)
 
 
 def own_address(towards: str) -> str:

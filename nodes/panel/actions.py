@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError
-from parallel_runtime.said import said
 
 if TYPE_CHECKING:
     from workers.client.client import PoolClient
@@ -68,9 +67,7 @@ def _chosen(wishes: dict[str, Any]) -> list[PoolClient]:
     name = wishes.get("pool")
     pools = [pool for pool in known_pools() if name in (None, str(pool.spec))]
     if name is not None and not pools:
-        raise ConfigurationError(
-            said("There is no pool {name}.", name=repr(name)), "Take a name of /parallel_dit/status."
-        )
+        raise ConfigurationError("There is no pool {name}.", "Take a name of /parallel_dit/status.", name=repr(name))
     return pools
 
 

@@ -13,7 +13,6 @@ import torch
 from ..errors import NotLoadedError
 from ..requests.control import Control
 from ..requests.requests import Attach, Forward, Invoke, KeepPatches, Load, Release, Request, RunVae, Step, Survey
-from ..said import said
 from .prepared import Prepared
 from .prepared_forward import prepare_forward, prepare_invoke
 from .prepared_kept import prepare_attach, prepare_patches
@@ -65,8 +64,8 @@ class Engine(RankState):
             NotLoadedError: none of that number is kept, on any rank: see `forget_calls`.
         """
         if step.kind not in self.calls:
-            what = said("The workers keep no call of number {kind}.", kind=step.kind)
-            raise NotLoadedError(what, "Queue the prompt again.")
+            what = "The workers keep no call of number {kind}."
+            raise NotLoadedError(what, "Queue the prompt again.", kind=step.kind)
         return self.calls[step.kind]
 
     def forget_calls(self) -> None:

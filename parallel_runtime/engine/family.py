@@ -13,7 +13,6 @@ from ..networks.facts import describe_request
 from ..networks.tables.blocks import LATENT_SHAPES
 from ..requests.conditioning import Conditioning, hollow
 from ..requests.facts import RequestFacts, Seen
-from ..said import said
 
 
 @dataclass
@@ -78,8 +77,8 @@ class DiffusersFamily(Family):
         spec = self._spec
         context = conditioning.arguments.get("context")
         if not isinstance(context, torch.Tensor) or context.ndim != 3:
-            what = said("{title} needs text conditioning of three dimensions.", title=spec.title)
-            raise RequestError(what, "Connect the text encoder that belongs to the model.")
+            what = "{title} needs text conditioning of three dimensions."
+            raise RequestError(what, "Connect the text encoder that belongs to the model.", title=spec.title)
         conditioning.check_rows(x.shape[0])
         shapes = conditioning.hollow()
         timestep = torch.zeros(x.shape[0])

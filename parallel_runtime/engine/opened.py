@@ -30,7 +30,6 @@ from ..planning.coming_blocks import Coming
 from ..requests.comfyui_code import ComfyuiCode
 from ..requests.facts import ModelFacts
 from ..requests.requests import Load
-from ..said import said
 from ..streaming.dealer import Dealer
 from .family import DiffusersFamily, Family
 
@@ -160,7 +159,7 @@ class OpenedNetwork(Opened):
     def weights(self, owned: tuple[int, int] | None, device: torch.device, dealer: Dealer | None) -> LoadedWeights:
         if dealer is not None and self._file.pack is not None:
             what = "{name} is a GGUF file, whose weights do not come one block after the other."
-            raise UnsupportedModelError(said(what, name=self._file.path.name), "Set weights to whole.")
+            raise UnsupportedModelError(what, "Set weights to whole.", name=self._file.path.name)
         reader = NetworkReader(self._file, self._described.data, self._stored, self._code.fast_float8, owned)
         return NetworkWeights(reader, device, dealer)
 

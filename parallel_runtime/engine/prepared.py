@@ -11,7 +11,6 @@ from ..errors import CheckpointError
 from ..mesh.agreement import agreed_same
 from ..requests.answers import Answer, Finished
 from ..requests.control import Cancelled, Control
-from ..said import said
 
 Tensors = Mapping[str, torch.Tensor]
 Agreed = Mapping[str, int]
@@ -22,8 +21,8 @@ Outcome = tuple[Answer, Results]
 def require_same(name: str, agreed: Agreed, path: str) -> None:
     """Raise a CheckpointError, on all ranks, where they have unlike files (`offer_same`)."""
     if not agreed_same(name, agreed):
-        what = said("The hosts have different models at {path}.", path=path)
-        raise CheckpointError(what, "Copy the same file to all of them.")
+        what = "The hosts have different models at {path}."
+        raise CheckpointError(what, "Copy the same file to all of them.", path=path)
 
 
 @dataclass(kw_only=True)

@@ -16,7 +16,6 @@ from ..requests.conditioning import CONTROL, Conditioning
 from ..requests.control import Control
 from ..requests.requests import INVOKABLE, Forward, Invoke, residual_name
 from ..requests.trees import restore
-from ..said import said
 from .prepared import Agreed, Outcome, Prepared, Results, Tensors
 from .rank_state import Placed, RankState
 from .request_checks import check_place
@@ -81,7 +80,7 @@ def prepare_invoke(state: RankState, request: Invoke, resident: Resident, meta: 
     """A call of another method. Every rank that has the network computes it by itself, as it takes milliseconds."""
     network = resident.network
     if request.method not in INVOKABLE or not isinstance(network, ComfyNetwork | None):
-        raise RequestError(said("The model in the workers has no {method}.", method=request.method), "Report this.")
+        raise RequestError("The model in the workers has no {method}.", "Report this.", method=request.method)
     state.conditionings.peek(request.arguments, meta)
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:

@@ -13,7 +13,6 @@ from ..pipefusion.runner import StageRunner
 from ..planning.limits import check_steps
 from ..requests.control import Control
 from ..requests.requests import Sample
-from ..said import said
 from ..sampling.samplers import SUPPORTED
 from .prepared import Agreed, Outcome, Prepared, Tensors
 from .rank_state import RankState
@@ -45,10 +44,9 @@ def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: 
     plan = placed.plan
     check_steps(plan, steps)
     if plan.pipe > 1 and not isinstance(denoising, Denoising):
-        raise RequestError(
-            said("Sampler {name} does not run over stages of a model.", name=repr(request.sampler)),
-            said("Choose one of {able}, or set stages to 1.", able=", ".join(SUPPORTED)),
-        )
+        what = "Sampler {name} does not run over stages of a model."
+        fix = "Choose one of {able}, or set stages to 1."
+        raise RequestError(what, fix, name=repr(request.sampler), able=", ".join(SUPPORTED))
     check_place(state, placed, request.branches, facts, meta, keeps=True)
     patches = state.patches.find(request.patches)
 

@@ -29,12 +29,10 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
     """Encode or decode: look at the tensor, have the VAE, and memory for it."""
     x = meta["x"]
     if x.ndim not in _DIMS or not x.numel():
-        raise RequestError(
-            said("A VAE cannot take a tensor of the shape {shape}.", shape=tuple(x.shape)),
-            "Check the node that gives the latent or the picture.",
-        )
+        text = "A VAE cannot take a tensor of the shape {shape}."
+        raise RequestError(text, "Check the node that gives the latent or the picture.", shape=tuple(x.shape))
     if request.half not in ("encoder", "decoder"):
-        raise RequestError(said("A VAE has no {half}.", half=request.half), "Report this.")
+        raise RequestError("A VAE has no {half}.", "Report this.", half=request.half)
     ranks, offers, takes_part = 1, dict[str, int](), False
     kind = request.half, tuple(x.shape)
     if state.rank < request.ranks:

@@ -52,7 +52,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     files, config_file = find_files(path)
     if config_file is None:
         what = "{path} is a single file, which ComfyUI's own class runs, and there is no ComfyUI here."
-        raise UnsupportedModelError(said(what, path=path), "Give ComfyUI's folder, or the folder that diffusers saved.")
+        raise UnsupportedModelError(what, "Give ComfyUI's folder, or the folder that diffusers saved.", path=path)
     stamp = identity(path)  # before reading: a file replaced from here on will not look like this one
     contents = [read_header(file) for file in files]
     header = {key: info for content in contents for key, info in content.tensors.items()}
@@ -91,13 +91,12 @@ def _refuse_quantised(path: Path, header: Mapping[str, TensorInfo], metadata: Ma
 
 def _quantised(path: Path, why: str) -> UnsupportedModelError:
     fix = "Use the bf16, fp16 or fp32 weights of this model."
-    return UnsupportedModelError(said("{path} {why}.", path=path, why=why), fix)
+    return UnsupportedModelError("{path} {why}.", fix, path=path, why=why)
 
 
 def _unsupported(path: Path, what: str) -> UnsupportedModelError:
     """The error for a sound file that is no transformer of ours."""
     names = ", ".join(f"{spec.title} ({spec.transformer_class})" for spec in MODELS)
-    return UnsupportedModelError(
-        said("{path} is {what}, not a supported diffusion transformer.", path=path, what=what),
-        said("Choose another file. {supported}", supported=said("Supported are {names}.", names=names)),
-    )
+    text = "{path} is {what}, not a supported diffusion transformer."
+    fix = "Choose another file. {supported}"
+    return UnsupportedModelError(text, fix, path=path, what=what, supported=said("Supported are {names}.", names=names))

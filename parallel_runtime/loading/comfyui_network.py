@@ -185,6 +185,6 @@ def _load(
     with comfyuis_reason(said("ComfyUI cannot load {path}", path=file.path)):
         patcher = load(state_dict, model_options=options, metadata=metadata, **static)
     if patcher is None:
-        raise UnsupportedModelError(said("ComfyUI does not recognise {path}.", path=file.path), "Choose another file.")
+        raise UnsupportedModelError("ComfyUI does not recognise {path}.", "Choose another file.", path=file.path)
     network: nn.Module = patcher.model.diffusion_model
     return network

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from ..said import said
 from .header import AGAIN
 
 _MOST_BLOCKS = 256
@@ -36,8 +35,8 @@ def check_config(path: Path, config: Mapping[str, Any], tensors: int) -> None:
     """
     values = list(_values("", config))
     if len(values) > _MOST_VALUES:
-        what = said("{path} holds {values} values, which is no model's config.", path=path, values=len(values))
-        raise CheckpointError(what, _FIX)
+        what = "{path} holds {values} values, which is no model's config."
+        raise CheckpointError(what, _FIX, path=path, values=len(values))
     for name, value in values:
         most = _LARGEST_SIZE if "size" in name else _LARGEST
         if "layers" in name:
@@ -59,7 +58,7 @@ def check_host_header(path: Path, names: Iterable[str], metadata: Mapping[str, s
         number = max((int(part) for part in name.split(".") if part.isdecimal() and len(part) < _DIGITS), default=0)
         if number > _LARGEST_INDEX:
             what = "{path} has a tensor {name}, and no model counts further than {largest_index}."
-            raise CheckpointError(said(what, path=path, name=name[:80], largest_index=_LARGEST_INDEX), AGAIN)
+            raise CheckpointError(what, AGAIN, path=path, name=name[:80], largest_index=_LARGEST_INDEX)
     for name, value in _values("", _written_transformer(metadata)):
         most = _MOST_BLOCKS if any(word in name for word in _COUNTED) else _LARGEST
         _refuse_large(path, name, value, most, AGAIN)
@@ -68,7 +67,7 @@ def check_host_header(path: Path, names: Iterable[str], metadata: Mapping[str, s
 def _refuse_large(path: Path, name: str, value: Any, most: int, fix: str) -> None:
     if isinstance(value, int | float) and not -most <= value <= most:
         what = "{path} says {name} {value}, and at most {most} can be."
-        raise CheckpointError(said(what, path=path, name=name[:80], value=str(value)[:40], most=most), fix)
+        raise CheckpointError(what, fix, path=path, name=name[:80], value=str(value)[:40], most=most)
 
 
 def _written_transformer(metadata: Mapping[str, str]) -> Mapping[str, Any]:

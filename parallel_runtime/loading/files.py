@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import CheckpointError
-from ..said import said
 from .folder import find_in_folder
 from .paths import expand, reading, shortened
 
@@ -24,8 +23,8 @@ def find_files(path: str | Path) -> tuple[tuple[Path, ...], Path | None]:
             return (path,), None
         if path.is_dir():
             return find_in_folder(path)
-    what = said("{shortened} does not exist.", shortened=shortened(path))
-    raise CheckpointError(what, "Check the model's path, and refresh the list of models.")
+    what = "{shortened} does not exist."
+    raise CheckpointError(what, "Check the model's path, and refresh the list of models.", shortened=shortened(path))
 
 
 def identity(path: str | Path) -> Identity:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModelError
-from ..said import said
 from .paths import reading
 
 _DENOISERS = ("transformer", "unet")
@@ -32,9 +31,10 @@ def find_in_folder(path: Path) -> tuple[tuple[Path, ...], Path]:
         return _find_weights(folder), config
     if (path / "model_index.json").is_file():
         name = read_json(path / "model_index.json").get("_class_name", "unknown")
-        what = said("{path} is a diffusers folder of {name}, which has no transformer.", path=path, name=name)
-        raise UnsupportedModelError(what, "Choose the folder of a supported diffusion transformer.")
-    raise CheckpointError(said("{folder} has no config.json.", folder=folder), "Choose a folder that diffusers saved.")
+        what = "{path} is a diffusers folder of {name}, which has no transformer."
+        fix = "Choose the folder of a supported diffusion transformer."
+        raise UnsupportedModelError(what, fix, path=path, name=name)
+    raise CheckpointError("{folder} has no config.json.", "Choose a folder that diffusers saved.", folder=folder)
 
 
 def _find_weights(folder: Path) -> tuple[Path, ...]:
@@ -50,29 +50,29 @@ def _find_weights(folder: Path) -> tuple[Path, ...]:
     if not found:
         if pickles := sorted(folder.glob("*.bin")):
             pickled = "{folder} has its weights as a PyTorch pickle ({name}), which could run code."
-            what = said(pickled, folder=folder, name=pickles[0].name)
-            raise UnsupportedModelError(what, "Download the safetensors version.")
-        raise CheckpointError(said("{folder} has no safetensors file.", folder=folder), "Download the folder again.")
+            fix = "Download the safetensors version."
+            raise UnsupportedModelError(pickled, fix, folder=folder, name=pickles[0].name)
+        raise CheckpointError("{folder} has no safetensors file.", "Download the folder again.", folder=folder)
     shards = {(match.group(1), match.group(2)) for file in found if (match := _SHARD.fullmatch(file.name))}
     if len(found) > 1 and (len(shards) != 1 or len(found) != int(next(iter(shards))[1])):
         names = ", ".join(file.name for file in found[:4])
         files = f"{len(found)} safetensors files that are no complete set: {names}"
-        what = said("{folder} has {files}.", folder=folder, files=files)
-        raise CheckpointError(what, "Keep one version of the weights there.")
+        what = "{folder} has {files}."
+        raise CheckpointError(what, "Keep one version of the weights there.", folder=folder, files=files)
     return tuple(found)
 
 
 def _read_index(index: Path) -> tuple[Path, ...]:
     names = read_json(index).get("weight_map", {})
     if not isinstance(names, dict) or not names or not all(map(_is_file_name, names.values())):
-        what = said("{index} does not list the files of the model.", index=index)
-        raise CheckpointError(what, "Download the folder again.")
+        what = "{index} does not list the files of the model."
+        raise CheckpointError(what, "Download the folder again.", index=index)
     files = tuple(index.parent / name for name in sorted(set(names.values())))
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         lacks = f"{len(missing)} of {len(files)} files of the model, first {missing[0]}"
-        what = said("{folder} lacks {lacks}.", folder=index.parent, lacks=lacks)
-        raise CheckpointError(what, "Download the missing files.")
+        what = "{folder} lacks {lacks}."
+        raise CheckpointError(what, "Download the missing files.", folder=index.parent, lacks=lacks)
     return files
 
 
@@ -98,10 +98,10 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError(f"it has more than {_LARGEST_JSON} bytes")
         content = json.loads(text.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        what = said("{path} is not valid JSON ({error}).", path=path, error=str(error)[:200])
-        raise CheckpointError(what, "Download it again.") from error
+        what = "{path} is not valid JSON ({error})."
+        raise CheckpointError(what, "Download it again.", path=path, error=str(error)[:200]) from error
     if not isinstance(content, dict):
-        raise CheckpointError(said("{path} is not a JSON object.", path=path), "Download it again.")
+        raise CheckpointError("{path} is not a JSON object.", "Download it again.", path=path)
     return content
 
 

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError, ConfigurationError, UnsupportedModelError
-from ..said import said
 from .header import AGAIN, LARGEST_HEADER, LONGEST_KEY, MOST_TENSORS
 from .paths import reading
 
@@ -57,8 +56,9 @@ class GgufPack:
             return self.read(str(path))
         except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:_LONGEST_REASON].rstrip(".")
-            what = said("ComfyUI-GGUF cannot read {path}: {reason}.", path=path, reason=reason)
-            raise UnsupportedModelError(what, "Update ComfyUI-GGUF, or choose another file.") from error
+            what = "ComfyUI-GGUF cannot read {path}: {reason}."
+            fix = "Update ComfyUI-GGUF, or choose another file."
+            raise UnsupportedModelError(what, fix, path=path, reason=reason) from error
 
 
 def open_pack(folder: str) -> GgufPack:
@@ -68,8 +68,8 @@ def open_pack(folder: str) -> GgufPack:
         ConfigurationError: it is not there, is another version, or its package `gguf` is missing.
     """
     if not (Path(folder) / "loader.py").is_file():
-        what = said("There is no ComfyUI-GGUF in {folder} on the host of this worker.", folder=folder)
-        raise ConfigurationError(what, "Install it at the same place on every host, or choose a safetensors file.")
+        fix = "Install it at the same place on every host, or choose a safetensors file."
+        raise ConfigurationError("There is no ComfyUI-GGUF in {folder} on the host of this worker.", fix, folder=folder)
     name = f"gguf_pack_{hashlib.sha256(folder.encode()).hexdigest()[:12]}"
     if name not in sys.modules:
         package = ModuleType(name)
@@ -79,8 +79,9 @@ def open_pack(folder: str) -> GgufPack:
         reader, operations = (importlib.import_module(f"{name}.{part}") for part in ("loader", "ops"))
         return GgufPack(folder, reader.gguf_sd_loader, operations.GGMLOps, reader.gguf.GGML_QUANT_SIZES)
     except (ImportError, AttributeError) as error:
-        what = said("ComfyUI-GGUF in {folder} cannot be used: {error}.", folder=folder, error=error)
-        raise ConfigurationError(what, "Update it, and install its requirements.") from error
+        what = "ComfyUI-GGUF in {folder} cannot be used: {error}."
+        fix = "Update it, and install its requirements."
+        raise ConfigurationError(what, fix, folder=folder, error=error) from error
 
 
 _MAGIC = b"GGUF"
@@ -110,8 +111,8 @@ def check_gguf_header(path: Path, sizes: Mapping[int, tuple[int, int]]) -> None:
     try:
         _Header(start, size).check(sizes)
     except ValueError as error:
-        what = said("{path} has a damaged header ({error}).", path=path, error=str(error)[:200])
-        raise CheckpointError(what, AGAIN) from error
+        what = "{path} has a damaged header ({error})."
+        raise CheckpointError(what, AGAIN, path=path, error=str(error)[:200]) from error
 
 
 class _Header:

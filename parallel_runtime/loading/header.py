@@ -69,17 +69,17 @@ def read_header(path: Path) -> FileHeader:
         length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
         text = file.read(length) if 2 <= length <= LARGEST_HEADER else b""
     if not size:
-        raise CheckpointError(said("{path} is empty (0 bytes).", path=path), AGAIN)
+        raise CheckpointError("{path} is empty (0 bytes).", AGAIN, path=path)
     if not text.startswith(b"{"):
         _refuse_foreign(path, start, size)
     if len(text) < length:
         cut = "{path} is truncated: its header has {length} bytes, the file {size} in all."
-        raise CheckpointError(said(cut, path=path, length=length, size=size), AGAIN)
+        raise CheckpointError(cut, AGAIN, path=path, length=length, size=size)
     header, promised = _parse(path, text)
     if promised != size:
         unlike = "{path} is {state}: its header promises {promised} bytes, the file has {size}."
         state = said("truncated") if size < promised else said("damaged")
-        raise CheckpointError(said(unlike, path=path, state=state, promised=promised, size=size), AGAIN)
+        raise CheckpointError(unlike, AGAIN, path=path, state=state, promised=promised, size=size)
     return header
 
 
@@ -87,15 +87,14 @@ def _refuse_foreign(path: Path, start: bytes, size: int) -> NoReturn:
     by_start = (foreign for magic, foreign in _FOREIGN.items() if start.startswith(magic))
     if foreign := next(by_start, _FOREIGN_SUFFIXES.get(path.suffix.lower())):
         what, fix = foreign
-        raise UnsupportedModelError(said("{path} is {what}, not safetensors.", path=path, what=what), fix)
+        raise UnsupportedModelError("{path} is {what}, not safetensors.", fix, path=path, what=what)
     if start.startswith(b"version "):
-        what = said("{path} is a Git LFS pointer, not the model itself.", path=path)
-        raise CheckpointError(what, "Run git lfs pull.")
+        raise CheckpointError("{path} is a Git LFS pointer, not the model itself.", "Run git lfs pull.", path=path)
     if start.startswith(b"<"):
-        what = said("{path} is a web page, not a model.", path=path)
-        raise CheckpointError(what, "Download the file itself; it may need a login.")
+        cause = "{path} is a web page, not a model."
+        raise CheckpointError(cause, "Download the file itself; it may need a login.", path=path)
     # None of its bytes are shown: a link may lead to anything.
-    raise CheckpointError(said("{path} is no safetensors file ({size} bytes).", path=path, size=size), AGAIN)
+    raise CheckpointError("{path} is no safetensors file ({size} bytes).", AGAIN, path=path, size=size)
 
 
 def _numbers(values: Any, most: int) -> tuple[int, ...]:
@@ -125,7 +124,7 @@ def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
                 raise ValueError(f"the name of a tensor has {len(key)} characters, and at most {LONGEST_KEY} are read")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"[:200]
-        raise CheckpointError(said("{path} has a damaged header ({what}).", path=path, what=what), AGAIN) from error
+        raise CheckpointError("{path} has a damaged header ({what}).", AGAIN, path=path, what=what) from error
     position = 0
     for begin, end, key in sorted(spans):
         info = tensors[key]
@@ -133,6 +132,6 @@ def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
         wanted = math.prod(info.shape) * _BYTES[info.dtype] if info.dtype in _BYTES else end - begin
         if begin != position or end < begin or end - begin != wanted:
             what = "{path} has a damaged header: the place of tensor {key} does not fit."
-            raise CheckpointError(said(what, path=path, key=key), AGAIN)
+            raise CheckpointError(what, AGAIN, path=path, key=key)
         position = end
     return FileHeader(tensors, metadata), data + position

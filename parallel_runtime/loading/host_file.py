@@ -25,6 +25,7 @@ from .gguf_pack import GgufPack, open_pack
 from .host_model import build_model
 from .left_in_file import MappedFile
 
+_FIX = "Update ComfyUI, or choose another file."
 _SMALL = 1 << 16
 """Bytes of a tensor that is read: ComfyUI looks into norms and into descriptions of quantised layers."""
 
@@ -103,8 +104,8 @@ def comfyuis_reason(what: Said) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = said("{what}: {reason}.", what=what, reason=f"{type(error).__name__}: {error}"[:500])
-        raise UnsupportedModelError(reason, "Update ComfyUI, or choose another file.") from error
+        reason = "{what}: {reason}."
+        raise UnsupportedModelError(reason, _FIX, what=what, reason=f"{type(error).__name__}: {error}"[:500]) from error
 
 
 def open_host_file(path: str | Path, gguf: str = "") -> HostFile:
@@ -168,8 +169,7 @@ def _recognise(
             state_dict = {name: state_dict[theirs] for theirs, name in names.items() if theirs in state_dict}
     if config is None:
         unknown = "{path} is {name_contents}, not a diffusion model supported by this ComfyUI."
-        what = said(unknown, path=path, name_contents=name_contents(state_dict))
-        raise UnsupportedModelError(what, "Update ComfyUI, or choose another file.")
+        raise UnsupportedModelError(unknown, _FIX, path=path, name_contents=name_contents(state_dict))
     size = sum(tensor.nbytes for tensor in state_dict.values())
     stored = None if getattr(config, "quant_config", None) else comfy.utils.weight_dtype(state_dict)
     prefix = prefix if inner else ""

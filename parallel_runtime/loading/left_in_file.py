@@ -18,7 +18,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import CheckpointError
-from ..said import said
 from .header import read_header
 from .reading import Place
 from .weight_parts import parts
@@ -101,7 +100,7 @@ class MappedFile:
             if dtype is None:
                 what = "{path} has numbers of the type {dtype} ({name}), which torch {version} lacks."
                 values = {"path": path, "dtype": info.dtype, "name": name, "version": torch.__version__}
-                raise CheckpointError(said(what, **values), "Update torch, or choose another file.")
+                raise CheckpointError(what, "Update torch, or choose another file.", **values)
             count = math.prod(info.shape)
             flat = torch.empty(0, dtype=dtype)
             if count:

@@ -13,7 +13,6 @@ from torch import nn
 from ..errors import NotLoadedError
 from ..networks.stages import all_blocks, let_go
 from ..networks.tables.blocks import Blocks
-from ..said import said
 from .files import Identity, identity
 from .reading import OnBytes, Place
 
@@ -57,8 +56,7 @@ class Reader(ABC):
             CheckpointError, UnsupportedModelError: it cannot be read.
         """
         if identity(self._path) != self._stamp:
-            what = said("{path} was replaced since it was loaded.", path=self._path)
-            raise NotLoadedError(what, "Queue the prompt again.")
+            raise NotLoadedError("{path} was replaced since it was loaded.", "Queue the prompt again.", path=self._path)
         return self.begin(on_bytes)
 
     @abstractmethod

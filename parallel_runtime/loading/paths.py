@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import CheckpointError
-from ..said import said
 
 _LONGEST_SHOWN = 300
 
@@ -18,8 +17,9 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = said("{path} cannot be read: {strerror}.", path=shortened(path), strerror=error.strerror)
-        raise CheckpointError(what, "Check the path, the rights of the file, and the disk.") from error
+        what = "{path} cannot be read: {strerror}."
+        fix = "Check the path, the rights of the file, and the disk."
+        raise CheckpointError(what, fix, path=shortened(path), strerror=error.strerror) from error
 
 
 def expand(path: str | Path) -> Path:
@@ -32,11 +32,11 @@ def expand(path: str | Path) -> Path:
         expanded = Path(path).expanduser()
         str(expanded).encode("utf-8")
     except RuntimeError as error:
-        what = said("{shortened} does not exist.", shortened=shortened(Path(path)))
-        raise CheckpointError(what, "Write the path in full.") from error
+        what = "{shortened} does not exist."
+        raise CheckpointError(what, "Write the path in full.", shortened=shortened(Path(path))) from error
     except UnicodeEncodeError as error:
-        what = said("The name {shortened} is not UTF-8.", shortened=shortened(Path(path)))
-        raise CheckpointError(what, "Rename the file or folder, and refresh the list of models.") from error
+        fix = "Rename the file or folder, and refresh the list of models."
+        raise CheckpointError("The name {shortened} is not UTF-8.", fix, shortened=shortened(Path(path))) from error
     return expanded
 
 

@@ -23,7 +23,6 @@ import torch
 
 from ..errors import CheckpointError
 from ..gpu_memory.pinned_memory import pinned
-from ..said import said
 from .paths import reading
 
 THREADS = 8
@@ -197,8 +196,7 @@ def _read_exactly(descriptor: int, piece: Piece, buffer: torch.Tensor) -> None:
         with reading(piece.file):
             count = os.preadv(descriptor, [view[done:]], piece.start + done)
         if not count:
-            what = said("{file} became shorter while it was read.", file=piece.file)
-            raise CheckpointError(what, "Copy the file again.")
+            raise CheckpointError("{file} became shorter while it was read.", "Copy the file again.", file=piece.file)
         done += count
 
 

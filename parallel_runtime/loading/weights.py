@@ -10,7 +10,6 @@ from torch import nn
 from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.comfyui.without_weights import WithoutWeights
 from ..networks.diffusers.lean_imports import import_diffusers
-from ..said import said
 from .checkpoint import Checkpoint
 from .open_file import OpenFile, Reader
 from .reading import STORED, OnBytes, Place
@@ -59,14 +58,15 @@ def check_weights(transformer: torch.nn.Module, checkpoint: Checkpoint) -> None:
     missing = sorted(wanted.keys() - checkpoint.header.keys())
     if missing:
         what = f"{len(missing)} of {len(wanted)} tensors of {title}, first {missing[0]}"
-        lacks = said("{path} lacks {what}.", path=path, what=what)
-        raise CheckpointError(lacks, "Download the file again, or choose a complete one.")
+        lacks = "{path} lacks {what}."
+        raise CheckpointError(lacks, "Download the file again, or choose a complete one.", path=path, what=what)
     misfits = [name for name, shape in wanted.items() if checkpoint.header[name].shape != shape]
     if misfits:
         first = misfits[0]
         what = f"first {first}: {checkpoint.header[first].shape} where {title} of this size has {wanted[first]}"
-        unlike = said("{path} has {count} tensors of a wrong shape, {what}.", path=path, count=len(misfits), what=what)
-        raise CheckpointError(unlike, "Download the file again, or choose another one.")
+        unlike = "{path} has {count} tensors of a wrong shape, {what}."
+        fix = "Download the file again, or choose another one."
+        raise CheckpointError(unlike, fix, path=path, count=len(misfits), what=what)
     extra = sorted(checkpoint.header.keys() - wanted.keys())
     if extra:
         _log.warning("%s: ignored %d tensors without a place, such as %s", path, len(extra), extra[0])
@@ -85,5 +85,6 @@ def build_transformer(checkpoint: Checkpoint) -> torch.nn.Module:
             return transformer_class(**checkpoint.config)
     except (TypeError, ValueError) as error:
         what = f"diffusers {diffusers.__version__} does not build {checkpoint.spec.transformer_class}"
-        of = said("{what} from the configuration of {path} ({error}).", what=what, path=checkpoint.path, error=error)
-        raise UnsupportedModelError(of, "Check config.json, or update diffusers.") from error
+        of = "{what} from the configuration of {path} ({error})."
+        fix = "Check config.json, or update diffusers."
+        raise UnsupportedModelError(of, fix, what=what, path=checkpoint.path, error=error) from error

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..errors import RequestError
-from ..said import said
 from .patch_data import PREFIX, PatchSet, decode_patches, decode_value
 
 _PLAIN = (None, "F32", "F16")
@@ -86,10 +85,8 @@ class Computing:
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             # ComfyUI writes the faults of LoRAs into its log and goes on; a patch that sets a weight just fails.
             what = "A patch does not fit the weight {name}, {shape}: {error}"
-            raise RequestError(
-                said(what, name=name, shape=tuple(value.shape), error=error),
-                "Remove the LoRA, or choose one that was made for this model.",
-            ) from error
+            fix = "Remove the LoRA, or choose one that was made for this model."
+            raise RequestError(what, fix, name=name, shape=tuple(value.shape), error=error) from error
         if put is None:
             return comfy.float.stochastic_rounding(value, weight.dtype, seed=_seed(key))
         return put(value, inplace_update=False, seed=_seed(key), return_weight=True)
@@ -144,10 +141,8 @@ def beside(
         result: torch.Tensor = hook._bypass_forward(x)
     except (RuntimeError, NotImplementedError) as error:
         kind = type(adapter).__name__
-        raise RequestError(
-            said("ComfyUI's own bypass of {kind} at {layer} fails: {error}", kind=kind, layer=layer, error=error),
-            "Add it with Load LoRA instead.",
-        ) from error
+        what = "ComfyUI's own bypass of {kind} at {layer} fails: {error}"
+        raise RequestError(what, "Add it with Load LoRA instead.", kind=kind, layer=layer, error=error) from error
     return result
 
 

@@ -19,7 +19,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..errors import RequestError
 from ..requests.comfyui_code import ComfyuiCode
 from ..requests.trees import flatten, restore
-from ..said import said
 
 PREFIX = "diffusion_model."
 """What ComfyUI's names of a network's weights begin with."""
@@ -173,7 +172,7 @@ def read_set(name: str, content: torch.Tensor, factors: Mapping[str, torch.Tenso
     named = {factor for value in values for factor, _, _ in value["tensors"]}
     if missing := named - factors.keys():
         what = "{missing} tensors of weight patches did not come to the workers."
-        raise RequestError(said(what, missing=len(missing)), "Report this.")
+        raise RequestError(what, "Report this.", missing=len(missing))
     return PatchSet(name, data["weights"], data["bypass"], {factor: factors[factor] for factor in named})
 
 
@@ -235,15 +234,13 @@ def _find(name: str, inside: str) -> Any:
     module, _, attribute = name.partition(":")
     found = getattr(importlib.import_module(module), attribute, None) if module.startswith(inside) else None
     if not callable(found):
-        raise RequestError(said("The ComfyUI of the workers has no {name}.", name=name), "Restart ComfyUI.")
+        raise RequestError("The ComfyUI of the workers has no {name}.", "Restart ComfyUI.", name=name)
     return found
 
 
 def _refusal(what: str) -> RequestError:
-    return RequestError(
-        said("The workers cannot carry {what}.", what=what),
-        "Remove the node that adds it, or load the model with Load Diffusion Model.",
-    )
+    text = "The workers cannot carry {what}."
+    return RequestError(text, "Remove the node that adds it, or load the model with Load Diffusion Model.", what=what)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

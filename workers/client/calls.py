@@ -17,7 +17,6 @@ from parallel_runtime.requests.conditioning import CONTROL, Shared
 from parallel_runtime.requests.patches import attached_in
 from parallel_runtime.requests.requests import ConditioningRef, Forward, Invoke, Step, residual_name
 from parallel_runtime.requests.trees import flatten
-from parallel_runtime.said import said
 
 from .held import Attachments, Conditionings, Mirror, Patches
 from .requests import LoopRequest, OnProgress, Submission, Submit, check_latent, require_finite
@@ -115,8 +114,6 @@ def _flat(control: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     try:
         form = flatten(control, tensors)
     except TypeError as error:
-        raise RequestError(
-            said("A ControlNet gives {error}, which cannot be sent to the workers.", error=error),
-            "Remove it, or load the model with Load Diffusion Model.",
-        ) from error
+        what = "A ControlNet gives {error}, which cannot be sent to the workers."
+        raise RequestError(what, "Remove it, or load the model with Load Diffusion Model.", error=error) from error
     return form, {residual_name(place): tensor for place, tensor in enumerate(tensors)}

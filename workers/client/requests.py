@@ -15,7 +15,6 @@ from parallel_runtime.loading.files import Identity, identity
 from parallel_runtime.requests.answers import Answer
 from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.requests import Request, Sample, VaeFile
-from parallel_runtime.said import said
 
 OnProgress = Callable[[int, int, "torch.Tensor | None"], None]
 """Gets the step that has ended, how many there are, and the denoised latent where a preview was wished."""
@@ -87,10 +86,8 @@ class ModelRequest:
     def check_files(self) -> None:
         """CheckpointError for files that are not those which the MODEL was made from: they may be another model."""
         if self.identity and identity(self.path) != self.identity:
-            raise CheckpointError(
-                said("{path} was replaced after Parallel Loader had read it.", path=self.path),
-                "Queue the prompt again: Parallel Loader then reads the new file.",
-            )
+            fix = "Queue the prompt again: Parallel Loader then reads the new file."
+            raise CheckpointError("{path} was replaced after Parallel Loader had read it.", fix, path=self.path)
 
 
 @dataclass(frozen=True)
@@ -138,18 +135,16 @@ class LoopRequest:
         check_latent(self.x)
         for name, values in (("cfg", torch.tensor(self.job.cfg)), ("the sigmas", self.tensors["sigmas"])):
             if not torch.isfinite(values).all():
-                raise RequestError(
-                    said("In {name} there is a value that is no number (NaN or infinite).", name=name), "Set another."
-                )
+                what = "In {name} there is a value that is no number (NaN or infinite)."
+                raise RequestError(what, "Set another.", name=name)
 
 
 def check_filled(x: torch.Tensor) -> None:
     """Refuse a latent without a number in it."""
     if not x.numel():
-        raise RequestError(
-            said("The latent that came to the model is empty: its shape is {shape}.", shape=tuple(x.shape)),
-            "Check the size and the batch of the latent, and the nodes before this one.",
-        )
+        what = "The latent that came to the model is empty: its shape is {shape}."
+        fix = "Check the size and the batch of the latent, and the nodes before this one."
+        raise RequestError(what, fix, shape=tuple(x.shape))
 
 
 def check_latent(x: torch.Tensor) -> None:
@@ -167,7 +162,5 @@ def require_finite(reply: Reply, what: str) -> Mapping[str, torch.Tensor]:
     with nobody to look at it again."""
     if reply.finite:
         return reply.tensors
-    raise RequestError(
-        said("{what} came out with values that are no numbers (NaN or infinite).", what=what),
-        "Choose bf16 or fp32 as weight_dtype if it is fp16; otherwise the model file or a conditioning is damaged.",
-    )
+    fix = "Choose bf16 or fp32 as weight_dtype if it is fp16; otherwise the model file or a conditioning is damaged."
+    raise RequestError("{what} came out with values that are no numbers (NaN or infinite).", fix, what=what)

@@ -212,7 +212,6 @@ def explain(failed: Failed, spec: PoolSpec) -> ParallelError:
     if isinstance(error, OutOfMemoryError) and failed.fits and spec.hosts == 1:
         devices = ",".join(str(spec.devices[rank]) for rank in failed.fits)
         smaller = devices if spec.device_type == "cuda" else f"cpu:{len(failed.fits)}"
-        return OutOfMemoryError(
-            error.cause, said("It fits on the others: set devices to {smaller} in Parallel Config.", smaller=smaller)
-        )
+        fix = "It fits on the others: set devices to {smaller} in Parallel Config."
+        return OutOfMemoryError(error.cause, fix, smaller=smaller)
     return error

@@ -39,10 +39,9 @@ class SupervisorProcess:
             self._process, self.connection = self._start(spec, rank_module)
         except OSError as error:
             self._folder.remove()
-            raise PoolError(
-                said("The workers' supervisor could not be started: {strerror}.", strerror=error.strerror or error),
-                "Close other programs, or raise the limit that this names, and queue the prompt again.",
-            ) from error
+            what = "The workers' supervisor could not be started: {strerror}."
+            fix = "Close other programs, or raise the limit that this names, and queue the prompt again."
+            raise PoolError(what, fix, strerror=error.strerror or error) from error
         self.pid = self._process.pid
         self._folder.let_go()  # the supervisor holds it now
 
@@ -69,10 +68,8 @@ class SupervisorProcess:
 
     def error(self, what: Said) -> PoolError:
         """It, and with it the pool, is gone: what happened, and where to read on."""
-        return PoolError(
-            said("The workers' supervisor (process {pid}) {what}.", pid=self.pid, what=what),
-            tell_of_fresh_pool(self.log),
-        )
+        text = "The workers' supervisor (process {pid}) {what}."
+        return PoolError(text, tell_of_fresh_pool(self.log), pid=self.pid, what=what)
 
     def last_words(self) -> PoolError:
         """How it ended, where it could not say so itself."""

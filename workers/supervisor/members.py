@@ -175,10 +175,9 @@ class Members:
         """Serve a rank's connection until its end."""
         rank = hello.rank
         if self._spec.hosts > 1 and hello.world_size != self.size:
-            raise ConfigurationError(
-                said("The hosts bring {count} workers, not {size}.", count=hello.world_size, size=self.size),
-                said("Give {each} to --nproc-per-node on each of them.", each=len(self._spec.devices)),
-            )
+            text = "The hosts bring {count} workers, not {size}."
+            fix = "Give {each} to --nproc-per-node on each of them."
+            raise ConfigurationError(text, fix, count=hello.world_size, size=self.size, each=len(self._spec.devices))
         self._endpoints[rank], self.pids[rank] = endpoint, pid
         while (frame := await endpoint.receive()) is not None:
             await self._on_frame(getattr(frame.message, "rank", rank), frame)
@@ -189,11 +188,9 @@ class Members:
         """A rank has its device."""
         kind = online.device.split(":")[0]
         if kind != self._spec.device_type:
-            raise ConfigurationError(
-                said("Host {host} computes on {kind}, this one on {own}.",
-                     host=online.host, kind=kind, own=self._spec.device_type),
-                "See which GPUs torch finds there, and what CUDA_VISIBLE_DEVICES says.",
-            )  # fmt: skip
+            what = "Host {host} computes on {kind}, this one on {own}."
+            fix = "See which GPUs torch finds there, and what CUDA_VISIBLE_DEVICES says."
+            raise ConfigurationError(what, fix, host=online.host, kind=kind, own=self._spec.device_type)
         self.devices[online.rank] = online.device
         self._hosts[online.rank] = online.host
 

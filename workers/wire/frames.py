@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from parallel_runtime.errors import PoolError
-from parallel_runtime.said import Said, said
+from parallel_runtime.said import Said
 
 from .protocol import VERSION, Message, TensorSpec
 
@@ -26,6 +26,7 @@ MAX_HEADER = 1 << 20
 MAX_PAYLOAD = 1 << 33
 MAX_TENSORS = 4096
 MAX_DIMS = 16
+_CLOSED = "The connection was closed; the next prompt starts fresh workers."
 
 ITEM_BYTES = {
     "bool": 1,
@@ -60,8 +61,8 @@ _decoder = msgspec.msgpack.Decoder(Message, dec_hook=_from_data)
 class FrameError(PoolError):
     """Bytes that are no frame of ours: another program, another version, or damage."""
 
-    def __init__(self, cause: str, fix: str = "The connection was closed; the next prompt starts fresh workers."):
-        super().__init__(cause, fix)
+    def __init__(self, cause: str, fix: str = _CLOSED, **values: object):
+        super().__init__(cause, fix, **values)
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,9 @@ def encode_header(message: Message) -> bytes:
     """The header's bytes; FrameError where they are more than the receiver accepts."""
     header = _encoder.encode(message)
     if len(header) > MAX_HEADER:
-        raise FrameError(
-            said("A message of {size} bytes is longer than the {cap} that travel.", size=len(header), cap=MAX_HEADER),
-            "It was not sent, and the workers go on. Queue a smaller part of the workflow, and please report it.",
-        )
+        what = "A message of {size} bytes is longer than the {cap} that travel."
+        fix = "It was not sent, and the workers go on. Queue a smaller part of the workflow, and please report it."
+        raise FrameError(what, fix, size=len(header), cap=MAX_HEADER)
     return header
 
 
@@ -104,9 +104,8 @@ def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int]:
     if magic != MAGIC:
         raise FrameError("The connection carried bytes that are not of this protocol.")
     if version != VERSION:
-        raise FrameError(
-            said("The other side speaks protocol version {version}, this side {own}.", version=version, own=VERSION)
-        )
+        what = "The other side speaks protocol version {version}, this side {own}."
+        raise FrameError(what, version=version, own=VERSION)
     if header > MAX_HEADER or payload > MAX_PAYLOAD:
         raise FrameError(f"A frame announces {header} header bytes and {payload} payload bytes, over the caps.")
     return header, payload

@@ -21,7 +21,6 @@ import torch
 
 from parallel_runtime.errors import RequestError, SegmentError
 from parallel_runtime.gpu_memory.pinned_memory import PORTABLE, register, unregister
-from parallel_runtime.said import said
 
 from .frames import tensor_bytes
 from .protocol import Done, TensorSpec
@@ -153,7 +152,7 @@ class Transport:
             ((name, tensor),) = unpack(done.tensors, payload if half is None else half).items()
             if tensor.shape != into.shape:
                 shapes = {"made": tuple(tensor.shape), "wanted": tuple(into.shape)}
-                raise RequestError(said("The workers made {made}, not {wanted}.", **shapes), "Report this.")
+                raise RequestError("The workers made {made}, not {wanted}.", "Report this.", **shapes)
             return {name: into.copy_(tensor)}
         if half is None:
             return {name: tensor.to(device) for name, tensor in unpack(done.tensors, payload).items()}
