@@ -1,7 +1,8 @@
-"""What a pool is made of: devices, ranks, environment, command line. No process is started here."""
+"""What a pool is made of: devices, ranks, environment, command line, folders. No process is started here."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -16,6 +17,8 @@ from parallel_runtime.said import Said, said
 PACK_ROOT = Path(__file__).resolve().parent.parent
 EXPECTED_COMFYUI = "PARALLEL_DIT_COMFYUI"
 """In a rank's environment: the ComfyUI whose code will be wanted, in JSON; see `ComfyuiCode`."""
+_MOST_COMPILED_BYTES = 4 << 30
+"""Graphs and kernels of a family, dtype and split take tens of megabytes."""
 _DROPPED_VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",  # ComfyUI may have chosen cudaMallocAsync for itself
     "CUBLAS_WORKSPACE_CONFIG",
@@ -164,6 +167,24 @@ def state_directory() -> Path:
         what = "The user {getuid} that ComfyUI runs as has no home folder."
         fix = "Set the environment variable HOME to a folder that this user can write."
         raise ConfigurationError(what, fix, getuid=os.getuid()) from error
+
+
+def prune_compiled(folder: Path, most_bytes: int = _MOST_COMPILED_BYTES) -> None:
+    """Of what torch.compile made, remove what was not used for the longest time, until the rest takes no more than
+    `most_bytes`. What is gone is compiled again: PyTorch and Triton look for every file that they name."""
+    files = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # another pool's process removed or replaced it just now
+            if path.is_file():
+                known = path.stat()
+                files.append((max(known.st_atime, known.st_mtime), known.st_size, path))
+    excess = sum(size for _, size, _ in files) - most_bytes
+    for _, size, path in sorted(files):
+        if excess <= 0:
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+            excess -= size
 
 
 def log_directory() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from workers.compiled_cache import prune
+from workers.launch import prune_compiled
 
 
 def test_what_was_used_last_stays(tmp_path):
@@ -14,9 +14,9 @@ def test_what_was_used_last_stays(tmp_path):
         path.write_bytes(bytes(100))
         os.utime(path, (1_000_000 - age, 1_000_000 - age))
     for most, left in ((600, 6), (250, 2)):
-        prune(tmp_path, most)
+        prune_compiled(tmp_path, most)
         assert sorted(path.parent.name for path in tmp_path.rglob("graph")) == [str(age) for age in range(left)]
 
 
 def test_a_folder_that_is_not_there_yet_is_no_error(tmp_path):
-    prune(tmp_path / "compiled")
+    prune_compiled(tmp_path / "compiled")

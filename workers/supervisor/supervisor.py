@@ -20,8 +20,7 @@ import msgspec
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.said import Said, said, together
 
-from ..compiled_cache import prune
-from ..launch import PoolSpec, rank_commands, rank_environment, read_seconds, state_directory
+from ..launch import PoolSpec, prune_compiled, rank_commands, rank_environment, read_seconds, state_directory
 from ..network import check_free, interface_of, read_meeting
 from ..pool_log import PoolLog, tell_of_fresh_pool
 from ..processes import end_tree
@@ -66,7 +65,7 @@ class Supervisor:
         self._watch(self._serve_client())
         self._watch(self._watch_client())
         start = self._watch(self._start())
-        self._watch(asyncio.to_thread(prune, state_directory() / "compiled"))
+        self._watch(asyncio.to_thread(prune_compiled, state_directory() / "compiled"))
         await self.ended.wait()
         await asyncio.wait([start])
         grace = EXIT_GRACE_SECONDS if self.error is None else 0.0
