@@ -12,10 +12,9 @@ from ..networks.diffusers.registry import MODELS
 from ..networks.diffusers.spec import ModelSpec
 from ..said import said
 from .config_limits import check_config
-from .contents import name_contents
 from .files import Identity, find_files, identity
 from .folder import read_json
-from .header import TensorInfo, read_header
+from .header import TensorInfo, name_contents, read_header
 from .paths import expand
 from .reading import STORED
 

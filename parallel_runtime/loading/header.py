@@ -1,4 +1,4 @@
-"""Reads and checks the header of a safetensors file; no tensor is touched.
+"""Reads and checks the header of a safetensors file, and says what one that is no model holds; no tensor is touched.
 
 Format: 8 bytes little-endian header length, the header as JSON, then the tensors' bytes
 (https://huggingface.co/docs/safetensors, "Format").
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import CheckpointError, UnsupportedModelError
-from ..said import said
+from ..said import Said, said
 from .paths import reading
 
 _LENGTH = struct.Struct("<Q")
@@ -36,6 +37,19 @@ _GGUF = (
 _PICKLE = said("a PyTorch pickle, which could run code"), said("Convert it to safetensors, or download that version.")
 _FOREIGN = {b"GGUF": _GGUF, b"PK\x03\x04": _PICKLE, b"\x80\x02": _PICKLE}
 _FOREIGN_SUFFIXES = {".gguf": _GGUF, **dict.fromkeys((".ckpt", ".pt", ".pt2", ".pth", ".bin", ".pkl"), _PICKLE)}
+_TELLTALES: tuple[tuple[Said, str], ...] = (
+    (said("a LoRA"), r"lora_(A|B|up|down)|\.lora\.|lokr_w|hada_w|dora_scale|\.oft_blocks"),
+    (said("a ControlNet"), r"^(control_model|controlnet)|controlnet_(blocks|x_embedder|cond_embedding|mode_embed)"),
+    (said("a Sana transformer"), r"^(blocks\.0\.mlp\.inverted_conv|transformer_blocks\.0\.ff\.conv_inverted)\."),
+    (said("a Latte transformer"), r"^temporal_transformer_blocks\."),
+    (said("a Kolors U-Net"), r"^encoder_hid_proj\."),
+    (said("a VAE"), r"^(first_stage_model\.|vae\.)?(encoder|decoder)\.(conv_in|conv1|conv_out|downsamples)\."),
+    (said("a CLIP text encoder"), r"(text_model\.encoder|transformer\.resblocks)"),
+    (said("a CLIP vision encoder"), r"vision_model\.encoder"),
+    (said("a T5 text encoder"), r"encoder\.block\.0\.layer\.0\.SelfAttention\."),
+    (said("a language model"), r"model\.layers\.0\.self_attn\."),
+)
+"""What ComfyUI's networks do not run, and an expression that finds it in a key (prefix taken off): the first counts."""
 
 
 @dataclass(frozen=True)
@@ -135,3 +149,15 @@ def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
             raise CheckpointError(what, AGAIN, path=path, key=key)
         position = end
     return FileHeader(tensors, metadata), data + position
+
+
+def name_contents(keys: Iterable[str]) -> Said:
+    """Describe a file by its keys, such as "a VAE", else by the first few keys."""
+    keys = sorted(keys)
+    for what, telltale in _TELLTALES:
+        if any(re.search(telltale, key) for key in keys):
+            return what
+    if not keys:
+        return said("a file without tensors")
+    names = ", ".join(keys[:4])
+    return said("something unknown, with {count} tensors such as {names}", count=len(keys), names=names)

@@ -19,9 +19,9 @@ from ..errors import UnsupportedModelError
 from ..replaced import replaced
 from ..said import Said, said
 from .config_limits import check_host_header
-from .contents import name_contents
 from .files import Identity, identity
 from .gguf_pack import GgufPack, open_pack
+from .header import name_contents
 from .host_model import build_model
 from .left_in_file import MappedFile
 
