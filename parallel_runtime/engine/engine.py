@@ -15,8 +15,7 @@ from ..requests.control import Control
 from ..requests.requests import Attach, Forward, Invoke, KeepPatches, Load, Release, Request, RunVae, Step, Survey
 from .prepared import Prepared
 from .prepared_forward import prepare_forward, prepare_invoke
-from .prepared_kept import prepare_attach, prepare_patches
-from .prepared_load import prepare_load, prepare_release, prepare_survey
+from .prepared_load import prepare_attach, prepare_load, prepare_patches, prepare_release, prepare_survey
 from .prepared_sample import prepare_sample
 from .prepared_vae import prepare_vae
 from .rank_state import RankState

@@ -1,4 +1,5 @@
-"""A model's life on a rank, prepared: a survey of what a load would take, the load, and the release."""
+"""What a rank keeps for requests to come, prepared: a model (a survey of what its load would take, the load, and the
+release), weight patches, and networks beside the model."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from dataclasses import replace
 
 from ..config import ParallelConfig
 from ..mesh.agreement import offer_same
+from ..networks.comfyui.comfy_code import use_comfyui
+from ..networks.comfyui.module_tree import build_module
 from ..planning.explanation import details_of, explain
 from ..planning.plan import choose, plan_loading
 from ..planning.weights_choice import choose_weights
@@ -13,7 +16,7 @@ from ..planning.wish import TYPICAL, Wish, typical
 from ..requests.answers import Finished, Loaded, Surveyed
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts
-from ..requests.requests import Load, Release, Survey
+from ..requests.requests import Attach, KeepPatches, Load, Release, Survey, attached_name
 from ..said import together
 from .measure import measure_machine
 from .opened import Opened
@@ -115,3 +118,35 @@ def prepare_release(state: RankState, request: Release) -> Prepared:
         return Finished(bytes_freed=freed, held=state.residency.held()), {}
 
     return Prepared(run_it=work, offers={_UNLOADED: int(not state.residency.has_others(request.model))})
+
+
+def prepare_attach(state: RankState, request: Attach) -> Prepared:
+    """A network beside the model. Every rank keeps it by itself; conditionings name it by its number."""
+
+    def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
+        """Keep the tensors; with the last of them the network is made."""
+        if request.kept is not None:
+            state.detach(request.kept)
+        if tensors:
+            state.arriving.setdefault(request.number, {}).update(tensors)
+        if request.form is not None:
+            arrived = state.arriving.get(request.number, {})
+            parts = [arrived[attached_name(place)] for place in range(len(arrived))]
+            state.conditionings.attach(request.number, build_module(request.form, parts))
+            state.arriving.clear()
+        return Finished(held=state.residency.held()), {}
+
+    return Prepared(run_it=work)
+
+
+def prepare_patches(state: RankState, request: KeepPatches) -> Prepared:
+    """Weight patches, which calls to come name, and ComfyUI's code, which computes with them."""
+    code = request.comfyui
+    use_comfyui(code.folder, {**code.options, "cpu": state.device.type == "cpu"})
+
+    def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
+        state.patches.keep(request, tensors)
+        return Finished(), {}
+
+    # By way of a GPU a LoRA of 155 MB took 4.5 s, most of it back into new pages of the host.
+    return Prepared(run_it=work, on_host=True)

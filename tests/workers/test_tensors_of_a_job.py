@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from parallel_runtime.engine.prepared import Prepared
-from parallel_runtime.engine.prepared_kept import prepare_patches
+from parallel_runtime.engine.prepared_load import prepare_patches
 from parallel_runtime.requests.answers import Finished
 from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.requests import KeepPatches
@@ -35,7 +35,7 @@ def rank():
 
 
 def test_weight_patches_never_are_on_the_device(rank, monkeypatch):
-    monkeypatch.setattr("parallel_runtime.engine.prepared_kept.use_comfyui", lambda folder, options: None)
+    monkeypatch.setattr("parallel_runtime.engine.prepared_load.use_comfyui", lambda folder, options: None)
     rank, job, sent = rank
     kept = {}
     state = SimpleNamespace(
