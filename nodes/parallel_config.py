@@ -54,8 +54,7 @@ def _menu(name: str, options: Sequence[str], tooltip: str, advanced: bool = True
 
 
 def _count(name: str, most: int, tooltip: str) -> io.Input:
-    advanced = {"advanced": True}
-    return io.Int.Input(name, default=1, min=1, max=most, optional=True, extra_dict=advanced, tooltip=tooltip)
+    return io.Int.Input(name, default=1, min=1, max=most, optional=True, extra_dict={"advanced": True}, tooltip=tooltip)
 
 
 class ParallelConfigNode(io.ComfyNode):

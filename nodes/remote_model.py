@@ -143,8 +143,7 @@ def _wrapped(patcher: Any) -> bool:
 
 def reference_method(transformer: Any) -> str | None:
     """Where the network puts reference latents that come without a word of it: a node (FluxKVCache) may change that."""
-    holder = getattr(transformer, "params", transformer)
-    return getattr(holder, "default_ref_method", None)
+    return getattr(getattr(transformer, "params", transformer), "default_ref_method", None)
 
 
 def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouched:

@@ -64,8 +64,7 @@ def bypass_of(injections: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, f
 
 def is_bypass(injections: Sequence[Any]) -> bool:
     """Whether all of these are ComfyUI's bypass LoRA, of adapters that are not being trained."""
-    managers = list(_managers(injections))
-    return len(managers) == len(injections) > 0
+    return len(list(_managers(injections))) == len(injections) > 0
 
 
 def _managers(injections: Sequence[Any]) -> Iterator[Any]:

@@ -204,6 +204,6 @@ def read_seconds(environment: Mapping[str, str], name: str, default: float) -> f
         seconds = math.nan
     if not 0 < seconds < math.inf:
         what = "The environment variable {name} is {text}, which is no time in seconds."
-        fix = said("Set it to a number such as {default}, or remove it.", default=f"{default:g}")
-        raise ConfigurationError(what, fix, name=name, text=repr(text[:40]))
+        fix = "Set it to a number such as {default}, or remove it."
+        raise ConfigurationError(what, fix, name=name, text=repr(text[:40]), default=f"{default:g}")
     return seconds

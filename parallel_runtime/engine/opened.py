@@ -81,8 +81,7 @@ class Opened(ABC):
         """Bytes that the weights take from the device, about."""
         facts = self.facts
         if dealer is not None:
-            coming = Coming(dealer.mode, dealer.ranks, dealer.resident)
-            return self.in_file(coming.kept_bytes(facts, dealer.held))
+            return self.in_file(Coming(dealer.mode, dealer.ranks, dealer.resident).kept_bytes(facts, dealer.held))
         if owned is None:
             return self.weight_bytes
         others = facts.block_parameters - sum(facts.block_sizes[slice(*owned)])

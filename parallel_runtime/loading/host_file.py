@@ -93,8 +93,7 @@ class HostFile:
 
     def build_model(self) -> Any:
         """ComfyUI's model with the types and operations of the configuration; see host_model.py."""
-        tensors = {**self.outside, **self.state_dict}
-        return build_model(self.config, self.path, tensors, self.prefix, self.beside)
+        return build_model(self.config, self.path, {**self.outside, **self.state_dict}, self.prefix, self.beside)
 
 
 @contextmanager
@@ -160,8 +159,7 @@ def _recognise(
     told = {name: outside[name] for name in known & outside.keys()}
     config = detection.model_config_from_unet({**told, **state_dict}, "", metadata=metadata)
     if config is None:
-        converted = detection.convert_diffusers_mmdit(state_dict, "")
-        if converted is not None:
+        if (converted := detection.convert_diffusers_mmdit(state_dict, "")) is not None:
             state_dict = converted
             config = detection.model_config_from_unet(state_dict, "")
         elif (config := detection.model_config_from_diffusers_unet(state_dict)) is not None:
@@ -172,5 +170,4 @@ def _recognise(
         raise UnsupportedModelError(unknown, _FIX, path=path, name_contents=name_contents(state_dict))
     size = sum(tensor.nbytes for tensor in state_dict.values())
     stored = None if getattr(config, "quant_config", None) else comfy.utils.weight_dtype(state_dict)
-    prefix = prefix if inner else ""
-    return HostFile(path, stamp, config, state_dict, size, stored, prefix, outside, set(told), pack)
+    return HostFile(path, stamp, config, state_dict, size, stored, prefix if inner else "", outside, set(told), pack)

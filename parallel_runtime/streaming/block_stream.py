@@ -32,8 +32,7 @@ class BlockStream:
         self._shared = shared
         self._places = places
         self._brought = 0
-        turns = enumerate(shared.dealer.turns(len(places)))
-        self._slot = {block: slot for block, slot in turns if slot is not None}
+        self._slot = {block: slot for block, slot in enumerate(shared.dealer.turns(len(places))) if slot is not None}
         self._streamed = list(self._slot)
         self._next = dict(zip(self._streamed, self._streamed[SLOTS:], strict=False))
         self._holds: dict[int, int] = {}  # slot -> block

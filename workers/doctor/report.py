@@ -127,8 +127,7 @@ def write_report(devices: str, machine: Machine, findings: tuple[Finding, ...], 
     """The whole report on these devices, with the outcome of the check; None: it did not run."""
     head = [said("Parallel DiT doctor, pool on {devices}.", devices=devices)]
     broken, warnings = (sum(each.level == level for each in findings) for level in ("broken", "warning"))
-    works = said("Everything that is needed works.")
-    head.append(said("Broken: {count}.", count=broken) if broken else works)
+    head.append(said("Broken: {count}.", count=broken) if broken else said("Everything that is needed works."))
     head.append(said("Warnings: {count}.", count=warnings) if warnings else as_said(""))
     sections = {
         said("Findings"): _findings(findings),

@@ -18,7 +18,6 @@ become_subreaper()
 client = socket.socket(fileno=int(descriptor))
 log = PoolLog(Path(log_path))
 try:
-    pool = PoolSpec.parse(spec)
-    asyncio.run(Supervisor(client, int(parent), pool, Path(directory), log, rank_module).run())
+    asyncio.run(Supervisor(client, int(parent), PoolSpec.parse(spec), Path(directory), log, rank_module).run())
 finally:
     shutil.rmtree(directory, ignore_errors=True)  # the client may be gone, so it is removed here
