@@ -44,8 +44,6 @@ def share(
     All ranks call it with the same specs; rank 0 alone has a payload: the frame's bytes, or uint8 memory that begins
     with them and is copied, as others will write to it. The host does not wait for that copy.
     """
-    if not specs:
-        return {}  # without a word to the device
     total = sum(tensor_bytes(spec) for spec in specs)
     if not total:
         return unpack(specs, payload[:0].to(device) if isinstance(payload, torch.Tensor) else None)
