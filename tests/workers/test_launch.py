@@ -53,6 +53,12 @@ def test_ranks_keep_to_the_loopback_interface_and_offline_whatever_the_host_set(
     assert "backend" not in environment["PYTORCH_CUDA_ALLOC_CONF"]
 
 
+def test_nccl_does_not_register_memory_that_lies_in_expandable_segments(tmp_path):
+    environment = rank_environment(PoolSpec("cuda", (0, 1)), tmp_path, {"NCCL_GRAPH_REGISTER": "1"})
+    assert "expandable_segments:True" in environment["PYTORCH_CUDA_ALLOC_CONF"]
+    assert environment["NCCL_GRAPH_REGISTER"] == "0"
+
+
 @pytest.mark.parametrize("host", [{}, {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}])
 def test_kernels_lie_with_the_graphs_from_the_start_so_that_a_compiler_process_and_its_rank_share_them(tmp_path, host):
     environment = rank_environment(PoolSpec("cuda", (0, 1)), tmp_path, host)
