@@ -135,8 +135,8 @@ def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], i
         # Each channel takes memory of the GPU, which a pool that is idle keeps, and NVLink alone would have more: what
         # our ranks send by NCCL is small where they can write to each other's memory.
         "NCCL_MAX_NCHANNELS": base.get("NCCL_MAX_NCHANNELS") or "8",
-        # NCCL would register what recorded collectives send and get, as one piece of memory each. In expandable segments
-        # it is several, and ranks that replay wait for ever (pytorch/pytorch#158029).
+        # NCCL would register what recorded collectives send and get, and takes each for one piece of memory: of several
+        # in expandable segments, ranks that replay would wait for ever (pytorch/pytorch#158029).
         "NCCL_GRAPH_REGISTER": "0",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
