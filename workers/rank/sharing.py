@@ -46,7 +46,7 @@ def share(
     """
     total = sum(tensor_bytes(spec) for spec in specs)
     if not total:
-        return unpack(specs, payload[:0].to(device) if isinstance(payload, torch.Tensor) else None)
+        return unpack(specs, payload[:0].to(device) if world_size == 1 and isinstance(payload, torch.Tensor) else None)
     if isinstance(payload, torch.Tensor):
         flat = payload[:total].to(device, non_blocking=True, copy=True)
     elif payload is not None:

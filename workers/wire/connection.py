@@ -145,7 +145,8 @@ class Endpoint:
         try:
             async with self._sending:
                 await loop.sock_sendall(self.socket, prefix + frame.header)
-                await loop.sock_sendall(self.socket, payload)
+                if payload.nbytes:  # nothing more is sent to who has read it all, and may be gone
+                    await loop.sock_sendall(self.socket, payload)
         except OSError:  # the receiver is gone, which is noticed where its connection is read
             self.left_unread = True
 
