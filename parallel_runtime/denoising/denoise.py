@@ -43,8 +43,11 @@ class Loop:
         """Refuse what would only fail in the loop, by its shapes. Runs on meta tensors; the loop will run on `device`.
 
         Raises:
-            RequestError: with the part that does not have what it needs, and the shapes.
+            RequestError: with the part that does not have what it needs, and the tensor or the shapes.
         """
+        if missing := [name for name in self._names() if name not in tensors]:
+            text = "The request asks for {missing}, which did not come with it."
+            raise RequestError(text, "Report this.", missing=", ".join(missing))
         x = tensors["x"].shape
         sigmas, timesteps = tensors["sigmas"].shape, tensors["timesteps"].shape
         if sigmas != timesteps or len(sigmas) != 1 or sigmas[0] < 2:
@@ -55,6 +58,16 @@ class Loop:
         for channels in self._fixed_channels(tensors):
             if (*channels.shape[:1], *channels.shape[2:]) != (*x[:1], *x[2:]):
                 raise _unfit("fixed channels", [channels.shape], x)
+        for own in (own for named in self._own_timesteps(tensors) for own in named.values()):
+            if own.share.shape[:1] != x[:1]:
+                raise _unfit("own timesteps", [own.share.shape], x)
+
+    def _names(self) -> list[str]:
+        """Of the tensors that the request says come with it."""
+        request = self.request
+        channels = [concat_name(branch.index) for branch in request.branches] if request.concat else []
+        shares = [share_name(index, name) for index, name, _ in request.own_timesteps]
+        return ["sigmas", "timesteps", *(INPAINT if request.inpaint else ()), *channels, *shares]
 
     def run(
         self, predictor: Predictor, branches: Sequence[Conditioning], tensors: Tensors, control: Control

@@ -38,7 +38,7 @@ OnBytes = Callable[[int, int], None]
 """(bytes that were read, bytes in all), ten times a second; may raise to give up."""
 Item = TypeVar("Item")
 Buffers = Iterator[tuple[torch.Tensor, torch.cuda.Event | None]]
-"""See `_buffers`."""
+"""Memory to read into, in turn, each with the event of the copy that last read from it."""
 
 
 @dataclass(frozen=True)

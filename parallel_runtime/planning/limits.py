@@ -47,10 +47,10 @@ def _check_degrees(wish: Wish) -> None:
     split = next((axis for axis in ("ring", "ulysses") if getattr(plan, axis) > 1), None)
     if split is not None and not model.splits_sequence:
         raise ConfigurationError(
-            "Degree {split} is {getattr}, and {title} is a U-Net, whose tokens cannot be split.",
+            "Degree {split} is {degree}, and {title} is a U-Net, whose tokens cannot be split.",
             "Set ulysses and ring to auto or 1; cfg and data share out CFG branches and pictures.",
             split=split,
-            getattr=getattr(plan, split),
+            degree=getattr(plan, split),
             title=model.title,
         )
     if plan.ulysses > model.heads:

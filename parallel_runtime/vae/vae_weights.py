@@ -52,7 +52,7 @@ class VaeWeights(LoadedWeights):
 
     @property
     def unit(self) -> int:
-        """See `VaeReader`."""
+        """Rows of a picture that a row of the latent is made of."""
         return self._vae.unit
 
     def give_back(self) -> None:

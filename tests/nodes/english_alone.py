@@ -36,6 +36,7 @@ ALONE = frozenset(
         "The model attends with a mask of shape {shape} where the sequence is split, which is not a mask of "
         "the {shape2} keys of this worker alone.",
         "The model in the workers has no {method}.",
+        "The request asks for {missing}, which did not come with it.",
         "The network left {pending} before the last block.",
         "The other side speaks protocol version {version}, this side {own}.",
         "The workers know no network {module}.{path}.",

@@ -16,7 +16,7 @@ from parallel_runtime.engine.family import DiffusersFamily
 from parallel_runtime.errors import RequestError
 from parallel_runtime.networks.diffusers.wan import WAN
 from parallel_runtime.requests.conditioning import Conditioning, refer
-from parallel_runtime.requests.requests import Load, Request, Sample, concat_name
+from parallel_runtime.requests.requests import Load, Request, Sample, concat_name, share_name
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.tiny_wan import image_config
 from tests.tiny_wan import tiny_config as wan_config
@@ -98,6 +98,9 @@ def test_a_run_reads_every_input_it_asks_for_and_no_other(engine):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
+        ({"mask": None}, "asks for mask, which did not come"),
+        ({"concat.1": None}, r"asks for concat\.1, which did not come"),
+        ({"timesteps": None, "noise": None}, "asks for timesteps, noise, which did not come"),
         ({"mask": (2, 1, 6, 4)}, r"a noise mask of shape \(2, 1, 6, 4\), .* latent of \(2, 16, 6, 4\)"),
         ({"concat.0": (2, 16, 6, 5)}, r"fixed channels of shape \(2, 16, 6, 5\)"),
         ({"concat.1": (2, 8, 6, 4)}, "hidden_states of width 128 .* got 96"),
@@ -106,9 +109,25 @@ def test_a_run_reads_every_input_it_asks_for_and_no_other(engine):
     ],
 )
 def test_what_a_part_lacks_is_refused_before_the_loop_starts(engine, changed, says):
-    tensors = sample_tensors() | {name: torch.zeros(shape) for name, shape in changed.items()}
+    tensors = sample_tensors() | {name: torch.zeros(shape) for name, shape in changed.items() if shape}
+    tensors = {name: tensor for name, tensor in tensors.items() if changed.get(name, True)}
     with pytest.raises(RequestError, match=says):
         prepare(engine, REQUEST, tensors)
+
+
+@pytest.mark.parametrize(
+    ("asks", "says"),
+    [
+        ({"sampler": "heun"}, "do not know 'heun'; they know euler, dpmpp_2m"),
+        ({"prediction": "edm"}, "do not know 'edm'; they know flow, eps, v_prediction"),
+        ({"own_timesteps": ((0, "guide", 0.0),)}, f"asks for {share_name(0, 'guide')}, which did not come"),
+        ({"own_timesteps": ((0, "shares", 0.0),)}, r"own timesteps of shape \(3,\)"),
+    ],
+)
+def test_a_loop_that_ranks_cannot_run_is_refused_before_it_starts(engine, asks, says):
+    tensors = sample_tensors() | {share_name(0, "shares"): torch.zeros(3)}  # of three pictures, where there are two
+    with pytest.raises(RequestError, match=says):
+        prepare(engine, msgspec.structs.replace(REQUEST, **asks), tensors)
 
 
 def test_guidance_that_cannot_be_is_refused_before_the_loop_starts(engine):

@@ -126,7 +126,7 @@ class ParallelTransformer(Network):
         return self.record_or_call("predict", x, timestep, dict(conditioning))
 
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """See `Network`."""
+        """Shape that `predict` gives for an x of that shape."""
         return self.spec.adapter.output_shape(x_shape, self.config)
 
     def call_at_once(self, convention: str, *args: Any, **kwargs: Any) -> Any:
