@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from .. import memory
 from ..config import ParallelPlan
 from ..errors import RequestError
 from ..loading.reading import ignore
-from ..mesh.agreement import offer_same
+from ..mesh.agreement import agreed_history, offer_history, offer_same
 from ..requests.answers import Finished
 from ..requests.control import Cancelled, Control, StopVotes
 from ..requests.requests import RunVae
 from ..said import said
 from ..vae.channels_last import usable
-from ..vae.shared_vae import run_half, shared_ranks
+from ..vae.families import can_be_recorded
+from ..vae.shared_vae import Run, run_half, shared_ranks
 from ..vae.vae_weights import VaeWeights
 from .prepared import Agreed, Outcome, Prepared, Tensors, require_same
 from .rank_state import RankState
@@ -23,6 +25,9 @@ _DIMS = (3, 4, 5)
 _SAME = "vae"
 _TRIED = "vae tried"
 _FUSED = "vae fused"
+_RECORDED = "vae recorded"
+_SPARE = 2
+"""A run is recorded, whose memory stays taken, where so many times its memory is free on every rank."""
 
 
 def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Control) -> Prepared:
@@ -33,7 +38,7 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
         raise RequestError(text, "Check the node that gives the latent or the picture.", shape=tuple(x.shape))
     if request.half not in ("encoder", "decoder"):
         raise RequestError("A VAE has no {half}.", "Report this.", half=request.half)
-    ranks, offers, takes_part = 1, dict[str, int](), False
+    ranks, offers, takes_part, records = 1, dict[str, int](), False, False
     kind = request.half, tuple(x.shape)
     if state.rank < request.ranks:
         held = state.residency.load_vae(request, control)
@@ -44,10 +49,15 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
         ranks = shared_ranks(weights.network, request.half, x.shape, unit, request.ranks)
         takes_part = state.rank < ranks
         if takes_part:
-            state.residency.store.prepare_run(held, request.memory // ranks, control.loading)
+            needs = request.memory // ranks
+            state.residency.store.prepare_run(held, needs, control.loading)
+            may_be = can_be_recorded(weights.network, request.half, state.device) and not request.options
+            records = kind in tried and may_be and memory.is_free(_SPARE * needs, state.device)
         offers = offer_same(_SAME, (type(weights.network).__name__, weights.unit, ranks))
         offers[_FUSED] = int(usable(state.device))
         offers[_TRIED] = int(kind in tried)
+        offers[_RECORDED] = int(records)
+        offers |= offer_history(range(ranks), weights.recorded.history(tuple(range(ranks))))
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Run it; the first rank returns `output`."""
@@ -58,6 +68,15 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
             state.residency.store.activate(held, ignore)
             group = mesh.members if ranks > 1 else None
             votes = StopVotes(control, group)
+            history = agreed_history(mesh.sequence_ranks, agreed)
+            if history is not None:
+                weights.recorded.go_on(mesh.sequence_ranks, history)
+
+            def through(run: Run, own: torch.Tensor) -> torch.Tensor:
+                if not agreed[_RECORDED]:
+                    return run(own)
+                # Of two sizes of picture a rank may have the same share, and another rank may not.
+                return weights.recorded.record_or_run(mesh, run, own, rows=meta["x"].shape[-2], fused=agreed[_FUSED])
 
             def stop_where_all_do() -> None:
                 state.residency.pulse.mark()
@@ -70,7 +89,7 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
                 output = run_half(
                     weights.network, request.half, tensors["x"], unit=unit, ranks=ranks, rank=state.rank, group=group,
                     options=request.options, tried=bool(agreed[_TRIED]), fused=bool(agreed[_FUSED]),
-                    now_and_then=stop_where_all_do,
+                    now_and_then=stop_where_all_do, through=through,
                 )  # fmt: skip
             votes.close()
             tried.add(kind)

@@ -171,6 +171,9 @@ class Residency:
         """Let go of what was recorded over a mesh whose groups will be gone. Every rank of the mesh calls it."""
         for network in self._networks():
             network.leave(mesh)
+        for vae in self._vaes.values():
+            assert isinstance(vae.weights, VaeWeights)
+            vae.weights.recorded.leave(mesh)
 
     def forget_runs(self) -> None:
         """Let go of what runs of any model have left behind. Every rank of the pool calls it."""

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import nn
+
+from ..switches import is_on
 
 
 @dataclass(frozen=True)
@@ -20,18 +23,20 @@ class Half:
         noise: it adds noise to what it decodes.
         chunks: names, in its class's module, a function that says how many bytes may be computed at once.
         limits: names of numbers of its modules, and of its class's module; of what is larger it computes parts.
+        recorded: its CUDA graph was seen to compute the same, by tests on GPUs.
     """
 
     noise: bool = False
     chunks: str = ""
     limits: tuple[str, ...] = ()
+    recorded: bool = False
 
 
 HALVES = {
     f"comfy.ldm.{module}:{kind}{suffix}": half
     for module, suffix, half in (
-        ("modules.diffusionmodules.model", "", Half()),
-        ("wan.vae", "3d", Half()),
+        ("modules.diffusionmodules.model", "", Half(recorded=True)),
+        ("wan.vae", "3d", Half(recorded=True)),
         ("wan.vae2_2", "3d", Half()),
         ("hunyuan_video.vae", "", Half()),
         ("hunyuan_video.vae_refiner", "", Half()),
@@ -48,3 +53,9 @@ def find_half(vae: nn.Module, name: str) -> Half | None:
     """What is known of a VAE's `encoder` or `decoder`; None of one that only a single rank can run."""
     part = getattr(vae, name, None)
     return HALVES.get(f"{type(part).__module__}:{type(part).__name__}")
+
+
+def can_be_recorded(vae: nn.Module, name: str, device: torch.device) -> bool:
+    """Whether a half is one whose CUDA graph was seen to compute the same, on a GPU."""
+    half = find_half(vae, name)
+    return name == "decoder" and half is not None and half.recorded and device.type == "cuda" and is_on("recordings")

@@ -28,6 +28,8 @@ LEAST = 2
 """Rows of a latent that a rank has at least: a picture that is mirrored at its border needs two."""
 CHUNK = 128 << 20
 """Bytes that ComfyUI computes at once on a large GPU. On every rank alike, whatever it has: it decides what is sent."""
+Run = Callable[[torch.Tensor], torch.Tensor]
+"""A rank's part of a half: its rows -> its rows of what is made."""
 
 
 def shared_ranks(vae: nn.Module, name: str, shape: Sequence[int], unit: int, ranks: int) -> int:
@@ -57,6 +59,7 @@ def run_half(
     tried: bool = False,
     fused: bool = True,
     now_and_then: Callable[[], None] = lambda: None,
+    through: Callable[[Run, torch.Tensor], torch.Tensor] = lambda run, own: run(own),
 ) -> torch.Tensor | None:
     """Encode or decode. Each of the ranks calls it with the same tensor.
 
@@ -67,7 +70,8 @@ def run_half(
         options: further arguments of the VAE's method.
         tried: memory for it is there; else the ranks vote before each exchange on whether all are well.
         fused: whether channels_last.py's kernels may be used, on every rank alike.
-        now_and_then: called by all ranks at the same places; what it raises ends the run there.
+        now_and_then: called by all ranks at the same places; what it raises ends the run there. Not in a recording.
+        through: runs the part of a rank that shares the rows with others.
 
     Returns:
         What the VAE alone would return, on the first rank; None on the others.
@@ -93,18 +97,22 @@ def run_half(
         with RowFunctions(half, alone, now_and_then, fused) as functions, functions.norms_of(part):
             return _call(vae, name, functions.arranged(x), half, options)
     with failing_at_the_next_vote(None if tried else group) as vote:
+        on_gpu = x.is_cuda
 
         def vote_now_and_then() -> None:
-            vote()
-            now_and_then()
+            if not (on_gpu and torch.cuda.is_current_stream_capturing()):
+                vote()
+                now_and_then()
+
+        def run(own: torch.Tensor) -> torch.Tensor:
+            functions = RowFunctions(half, rows, vote_now_and_then, fused)
+            with _shared(part, half, rows), functions, functions.norms_of(part):
+                return _call(vae, name, functions.arranged(own), half, options)
 
         rows = Rows(rank, tuple(unit * share for share in split_sizes(x.shape[-2] // unit, ranks)), vote, group)
         own = rows.cut(x)
         x.set_()  # type: ignore[call-overload]  # whoever called holds it, too
-        functions = RowFunctions(half, rows, vote_now_and_then, fused)
-        with _shared(part, half, rows), functions, functions.norms_of(part):
-            own = _call(vae, name, functions.arranged(own), half, options)
-        return rows.gather(own, to=0)
+        return rows.gather(through(run, own), to=0)
 
 
 def _call(vae: Any, name: str, x: torch.Tensor, half: Half | None, options: Mapping[str, Any]) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..acceleration.recordings import RecordedForward
 from ..errors import UnsupportedModelError
 from ..loading.comfyui_network import open_network
 from ..loading.files import Identity
@@ -14,10 +15,12 @@ from ..loading.host_file import comfyuis_reason
 from ..loading.loaded_weights import LoadedWeights
 from ..loading.open_file import OpenFile, Reader
 from ..loading.reading import OnBytes
+from ..mesh.mesh import Mesh
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..replaced import replaced
 from ..requests.requests import VaeFile
 from ..said import said
+from .shared_vae import Run
 
 
 class VaeReader(Reader):
@@ -41,6 +44,26 @@ class VaeReader(Reader):
         return open_network(network, None)
 
 
+class RecordedPart(RecordedForward):
+    """A rank's part of a picture as a CUDA graph: several ranks compute it faster than Python launches its kernels.
+    Records, as `RecordedForward`, what is given with each call, and computes the same from the same rows."""
+
+    def __init__(self, record: Any = None):
+        super().__init__(lambda own, **kind: self._run(own), record=record)
+        self._run: Run
+
+    def record_or_run(self, mesh: Mesh, run: Run, own: torch.Tensor, **kind: int) -> torch.Tensor:
+        """Run it, or what was recorded. Collective over the mesh's sequence group.
+
+        Args:
+            kind: what `run` depends on beside these rows, on any rank.
+        """
+        self._run = run
+        made: torch.Tensor = self(mesh, (own,), kind)
+        del self._run  # it holds the request
+        return made
+
+
 class VaeWeights(LoadedWeights):
     """A VAE's weights; for the arguments `VaeReader`."""
 
@@ -48,6 +71,7 @@ class VaeWeights(LoadedWeights):
         self._vae = VaeReader(file, stamp, device)
         self.tried: set[tuple[str, tuple[int, ...]]] = set()
         """Halves and shapes that ran since the weights are here: their memory was there."""
+        self.recorded = RecordedPart()
         super().__init__(self._vae, device)
 
     @property
@@ -56,8 +80,9 @@ class VaeWeights(LoadedWeights):
         return self._vae.unit
 
     def give_back(self) -> None:
-        """Return their memory; whether there is enough for a run is to be tried anew."""
+        """Return their memory and that of recordings; whether there is enough for a run is to be tried anew."""
         self.tried.clear()
+        self.recorded.lose()
         super().give_back()
 
 

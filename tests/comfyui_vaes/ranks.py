@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import unittest.mock
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,7 +17,9 @@ import parallel_runtime.vae
 from benchmarks.vae_memory import Case, lone, make_vae, peak_of
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.vae import channels_last
-from parallel_runtime.vae.shared_vae import run_half, shared_ranks
+from parallel_runtime.vae.families import find_half
+from parallel_runtime.vae.shared_vae import Run, run_half, shared_ranks
+from parallel_runtime.vae.vae_weights import RecordedPart
 from tests.comfyui_vaes import plain_kernels
 from tests.comfyui_vaes.tiny import TINY, make
 
@@ -67,6 +71,69 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], fused: b
                 found.setdefault(name, {})[half] = float((ours - alone).abs().max() / alone.abs().max())
     calls = {f"{name}{' and SiLU' if silu else ''}": count for (name, silu), count in plain_kernels.calls.items()}
     return {"differences": found, "ran": ran, "strides": sorted(strides), "fused": calls}
+
+
+def record(rank: int, world_size: int, comfyui: str, names: list[str], real: bool = False) -> dict[str, Any]:
+    """For each VAE: "differences", of each decoder's call from the same one launched kernel by kernel, over its scale,
+    on the first rank; "ran", how often it ran other than by a replay; "known", whether pools record it. The sizes
+    alternate, and one rank has as many rows in both.
+
+    Args:
+        real: on GPUs, one for each rank.
+    """
+    use_comfyui(comfyui, {} if real else {"cpu": True})
+    device = torch.device("cuda", rank) if real else torch.device("cpu")
+    if real:
+        torch.cuda.set_device(device)
+    group = dist.new_group(range(world_size), backend="nccl") if real else dist.group.WORLD
+    mesh: Any = SimpleNamespace(sequence=group, sequence_ranks=tuple(range(world_size)), peers=None)
+    found: dict[str, Any] = {}
+    for name in names:
+        vae = make(TINY[name]).to(device).to(torch.bfloat16 if real else torch.float32)
+        half = find_half(vae, "decoder")
+        if half is None or half.noise:
+            continue
+        found[name] = {"differences": [], "ran": 0, "rows": 0, "known": half.recorded}
+        recorded = RecordedPart(None if real else partial(_pretend_to_record, found[name]))
+
+        def through(run: Run, own: torch.Tensor, recorded: Any = recorded, told: Any = found[name]) -> torch.Tensor:
+            def counted(given: torch.Tensor) -> torch.Tensor:
+                told["ran"] += 1
+                return run(given)
+
+            return recorded.record_or_run(mesh, counted, own, rows=told["rows"])
+
+        shape = list(TINY[name].latent)
+        least = world_size * (shape[-2] // world_size + 1)
+        with torch.inference_mode():
+            for seed in range(10):
+                shape[-2] = found[name]["rows"] = least - seed % 2
+                x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, vae_type(vae))
+                options: dict[str, Any] = {"unit": 1, "ranks": world_size, "rank": rank, "group": group, "tried": True}
+                plain = run_half(vae, "decoder", x.clone(), **options)
+                ours = run_half(vae, "decoder", x.clone(), **options, through=through)
+                if ours is not None and plain is not None:
+                    scale = float(plain.abs().max())
+                    found[name]["differences"].append(float((ours - plain).abs().max()) / scale)
+    return found
+
+
+def vae_type(vae: torch.nn.Module) -> torch.dtype:
+    """Of its weights."""
+    return next(vae.parameters()).dtype
+
+
+def _pretend_to_record(told: dict[str, Any], call: Any, static: list[torch.Tensor], made_outside: Any) -> Any:
+    """As `CudaGraphs.record`: runs it once, and again, uncounted, at each replay."""
+    call(static)
+
+    def replay(tensors: list[torch.Tensor]) -> Any:
+        told["ran"] -= 1
+        for old, new in zip(static, tensors, strict=True):
+            old.copy_(new)
+        return call(static)
+
+    return replay
 
 
 LARGE = {
