@@ -109,15 +109,26 @@ def _in_order() -> dict[str, Any]:
 
 def _alone(value: Any) -> Any:
     """An argument whose tensors are no views to torch: of a view, a graph would depend on what it is a view of. Nor are
-    they transposed, as the first block's tokens are where a convolution made them (Wan): it would need its own graph.
+    they transposed, as the first block's tokens are where a convolution made them (Wan), nor somewhere in a memory, as
+    those of a second rank are: either would need its own graph.
     """
     if isinstance(value, torch.Tensor):
         if value.ndim > 2 and value.stride(-1) != 1:
             value = value.contiguous()
-        return without_row_stride(value.data if value._is_view() else value)
+        value = without_row_stride(value.data if value._is_view() else value)
+        if start := value.storage_offset() * value.element_size():
+            own = value.untyped_storage()[start : start + _reach(value)]
+            value = value.new_empty(0).set_(own, 0, value.shape, value.stride())
+        return value
     if type(value) in (list, tuple):
         return type(value)(_alone(each) for each in value)
     return value
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first number to the end of its last."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size() if tensor.numel() else 0
 
 
 def _leave_open(value: Any, dim: int) -> None:
