@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from parallel_runtime.networks.diffusers.registry import MODELS
+from parallel_runtime.loading.checkpoint import MODELS
 from parallel_runtime.networks.diffusers.spec import ModelSpec
 from tests.authors_names import to_authors
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from benchmarks.load_transformer import load_transformer
-from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.networks.diffusers.registry import MODELS
+from parallel_runtime.loading.checkpoint import MODELS, open_checkpoint
 from tests.family_files import FILES
 from tests.parallel_runtime.model_forward import CPU
 from tests.tiny_model import make_state_dict, write_diffusers_folder
