@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from ...attention.choice import resolve_kernel
 from ...config import COMFYUIS
@@ -15,15 +16,18 @@ from ...exchange.head_routes import HeadSharing
 from ...mesh.mesh import single_rank_mesh
 from ...requests.patches import CARRIED
 from ..block_attention import Suited
+from ..facts import Described
 from ..network import Network
 from ..tables.blocks import LATENT_SHAPES
-from .description import Described
+from ..tables.blocks import Network as Data
 from .live_patches import LivePatches, act_between_blocks
 from .prepared_network import agreeing_on_scales
 from .seam import IN_LOOP, RUN_SIGMAS, enter, look_up
 
 _OTHER_VALUES = (0.9, 0.5)
 """What x and timestep are multiplied by to see whether a recording follows them."""
+_MOST = 4
+"""Tensors that are told apart at once: reference pictures of the CFG branches."""
 
 
 class ComfyNetwork(Network):
@@ -139,3 +143,43 @@ def _other_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """A call with another x and timestep, which come first; what else there is stays the same in a run."""
     other = [(tensor * by).to(tensor.dtype) for tensor, by in zip(tensors, _OTHER_VALUES, strict=False)]
     return [*other, *tensors[len(other) :]]
+
+
+class OwnCache:
+    """The cache of one network, whose own code looks something up by the numbers of objects (`id`).
+
+    These say nothing: rows of a batch are a new object at each call, with a number that another tensor may have had.
+    So the network is given one object for equal contents, which lives as long as what was kept for it.
+
+    Args:
+        data: None of a network that ranks do not share out.
+    """
+
+    def __init__(self, data: Data | None):
+        self._clears = data.clears if data is not None else ""
+        self._by_object = data.by_object if data is not None else ()
+        self._objects: list[torch.Tensor] = []
+
+    def same_objects(self, network: nn.Module, arguments: dict[str, Any]) -> None:
+        """Put the objects that the network knows in the places of equal ones."""
+        for name in self._by_object:
+            if (given := arguments.get(name)) is None:
+                continue
+            known = next((each for each in self._objects if _equal(each, given)), None)
+            if known is None:
+                if len(self._objects) == _MOST:
+                    self.clear(network)
+                known = given.clone()
+                self._objects.append(known)
+            arguments[name] = known
+
+    def clear(self, network: nn.Module) -> None:
+        """Have the network keep nothing."""
+        if self._clears:
+            getattr(network, self._clears)()
+        self._objects.clear()
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+    return alike and torch.equal(one, other)
