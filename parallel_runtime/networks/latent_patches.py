@@ -109,14 +109,12 @@ class LatentPatch:
         if not self._image:  # the first list that runs has the latent's tokens by themselves
             self._image = lengths[blocks.latent]
             if self._image < self._tokens or (self._image > self._tokens and not self._behind):
-                raise UnsupportedModelError(
+                what = (
                     "With this input, {path} go over {count} tokens, and the latent has {tokens}: stages cannot "
-                    "tell which are the latent's.",
-                    "Set stages to 1.",
-                    path=blocks.path,
-                    count=self._image,
-                    tokens=self._tokens,
+                    "tell which are the latent's."
                 )
+                told = {"path": blocks.path, "count": self._image, "tokens": self._tokens}
+                raise UnsupportedModelError(what, "Set stages to 1.", **told)
         self._latent = list(lengths).index(blocks.latent)
         degree = mesh.plan.sequence
         shared = tuple(name == blocks.latent for name in lengths)

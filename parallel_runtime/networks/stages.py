@@ -166,11 +166,8 @@ class _Edge:
         outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
         by_name = dict(zip(self._blocks.returns, outputs, strict=True))
         if any(by_name[name].dtype != whole[name].dtype for name in whole):  # the next stage reckons with that
-            raise UnsupportedModelError(
-                "Blocks of {path} change the type of their tokens, which stages cannot.",
-                "Set stages to 1.",
-                path=self._blocks.path,
-            )
+            what = "Blocks of {path} change the type of their tokens, which stages cannot."
+            raise UnsupportedModelError(what, "Set stages to 1.", path=self._blocks.path)
         assert self._stage.send is not None
         self._stage.send(self._own({name: by_name[name] for name in whole}, shares))
         return self._noted(returned)

@@ -16,6 +16,7 @@ from ...exchange.head_routes import HeadSharing
 from ...mesh.mesh import single_rank_mesh
 from ...requests.patches import CARRIED
 from ..block_attention import Suited
+from ..cut_blocks import SPLIT_NO_TOKENS
 from ..facts import Described
 from ..network import Network
 from ..tables.blocks import LATENT_SHAPES
@@ -108,11 +109,8 @@ class ComfyNetwork(Network):
         with self._running(patched, compiles), agreeing_on_scales() if by_input else contextlib.nullcontext():
             output = enter(self._held.network, given, timestep, {**arguments, "transformer_options": options}, in_loop)
         if split.pending:
-            raise UnsupportedModelError(
-                "The network left {pending} before the last block.",
-                "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out.",
-                pending=", ".join(sorted(split.pending)),
-            )
+            what = "The network left {pending} before the last block."
+            raise UnsupportedModelError(what, SPLIT_NO_TOKENS, pending=", ".join(sorted(split.pending)))
         return output if isinstance(output, torch.Tensor) else comfy.utils.pack_latents(output)[0]
 
     @torch.no_grad()

@@ -83,12 +83,9 @@ class ParallelTransformer(Network):
             if names and not find_modules(transformer, names):
                 reason = reason or f"it has no module called {' or '.join(names)}"
         if reason:
-            raise UnsupportedModelError(
-                "This {transformer_class} is not as it is known: {reason}.",
-                "Install the diffusers version that this pack asks for.",
-                transformer_class=spec.transformer_class,
-                reason=reason,
-            )
+            what = "This {transformer_class} is not as it is known: {reason}."
+            fix = "Install the diffusers version that this pack asks for."
+            raise UnsupportedModelError(what, fix, transformer_class=spec.transformer_class, reason=reason)
         # From here on the transformer is changed.
         rebind.apply(attending, attend_by_kernel)
         embedder = transformer.get_submodule(spec.timestep_embedder)

@@ -94,11 +94,6 @@ class ModelSpec:
         for name, key in self.widths.items():
             value = arguments.get(name)
             if isinstance(value, torch.Tensor) and value.shape[-1] != config[key]:
-                raise RequestError(
-                    "{title} takes {name} of width {config} in this checkpoint, but got {shape}.",
-                    "Connect the text encoder and the latent that belong to this model.",
-                    title=self.title,
-                    name=name,
-                    config=config[key],
-                    shape=value.shape[-1],
-                )
+                what = "{title} takes {name} of width {config} in this checkpoint, but got {shape}."
+                fix = "Connect the text encoder and the latent that belong to this model."
+                raise RequestError(what, fix, title=self.title, name=name, config=config[key], shape=value.shape[-1])
