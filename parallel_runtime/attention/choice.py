@@ -30,15 +30,11 @@ _TIE = 1.03
 
 
 def resolve_kernel(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """Return the KERNELS key that `name` stands for on this device.
+    """Return the KERNELS key that `name`, one of config.ATTENTION_BACKENDS, stands for where a model calls it so.
 
     `auto` is the fastest lossless kernel on this GPU, and PyTorch's own choice on a CPU, which is its flash kernel.
     Ranks choose for themselves: every kernel gives the same attention but for rounding, and none takes part in an
     exchange, so ranks whose measurements (or GPUs) differ stay together.
-
-    Args:
-        name: one of config.ATTENTION_BACKENDS.
-        device, dtype, head_dim: what the model will call the kernel with.
 
     Raises:
         ConfigurationError: the named kernel is not installed or cannot run here, found by running it on a few tokens.

@@ -22,10 +22,8 @@ from .kernels import Attend
 
 
 def apply(modules: Mapping[str, nn.Module], attend: Attend) -> None:
-    """Let `attend` compute the attention of these modules, and leave the rest of their processors as it is.
-
-    Args:
-        modules: attention modules by their path in the transformer; each has a diffusers `processor`.
+    """Let `attend` compute the attention of these modules, by their paths, and leave the rest of their processors as it
+    is.
 
     Raises:
         UnsupportedModelError: a processor that reaches attention in neither way, by name, before anything changes.

@@ -20,13 +20,10 @@ from .tables.comfyui import find_network
 def describe(
     network: nn.Module, data: Network | None, title: str, number_bytes: int, patch: Sequence[int]
 ) -> ModelFacts:
-    """A network's facts.
+    """Facts of a network on the meta device, whose weights have so many bytes each, on average.
 
     Args:
-        network: on the meta device.
         data: how ranks share out its tokens; None where they share out the batch alone.
-        title: how artists call the family.
-        number_bytes: of a weight, on average.
         patch: latent positions that a token takes, by the last dims of the latent.
     """
     lists = data.blocks if data is not None else ()
@@ -62,15 +59,8 @@ def patch_of(network: nn.Module, dims: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Described:
-    """What is known of it.
-
-    Args:
-        data: how ranks share out its tokens; None where they share out the batch alone.
-        why_whole: why they do that, a sentence; "" where they share out tokens.
-        head_dim: of its attention.
-        patch: latent positions that a token takes, by the last dims of the latent.
-        rows_together: see the data.
-    """
+    """What is known of a network of ComfyUI's: its facts; `data` and `patch` as of `describe`; why its tokens are not
+    shared out, a sentence, or ""; the width of a head; `rows_together` of its data."""
 
     facts: ModelFacts
     data: Network | None
@@ -81,13 +71,8 @@ class Described:
 
 
 def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> Described:
-    """The facts that plans are made from.
-
-    Args:
-        network: on the meta device.
-        size: bytes of its weights.
-        latent_dimensions: dims of its latents that are space or time.
-    """
+    """Of a network on the meta device, whose weights have `size` bytes, and whose latents so many dims that are space
+    or time."""
     known, why = find_network(type(network)), ""
     title = known.title if known is not None else type(network).__name__
     if known is None:

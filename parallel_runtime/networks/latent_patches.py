@@ -21,7 +21,6 @@ class Patch:
     """A band of the latent, and its tokens.
 
     Args:
-        index: from 0.
         rows: (start, stop) in the latent whose dims between channels and columns are flattened to one.
         tokens: (start, stop) in the image tokens of the whole latent.
     """
@@ -67,11 +66,7 @@ Gather = Callable[[torch.Tensor, int, int], torch.Tensor]
 
 
 class LatentPatch:
-    """Which tokens the forward at hand computes, and what it reads of the others.
-
-    Args:
-        behind: see `Network`.
-    """
+    """Which tokens the forward at hand computes, and what it reads of the others; `behind` is that of the `Network`."""
 
     def __init__(self, behind: bool) -> None:
         self._behind = behind

@@ -30,12 +30,11 @@ class AttendedTokens:
     are; the memory that the ranks share, where they share any. They follow from the forward's layout and the plan
     alone, so the ranks agree on them.
 
-    Args:
-        peers: None keeps the exchange on collectives.
+    `peers` None keeps the exchange on collectives.
     """
 
-    def __init__(self, mesh: Mesh, peers: HeadSharing | None):
-        self.peers = peers
+    def __init__(self, mesh: Mesh):
+        self.peers: HeadSharing | None = None
         # Kept, as a CUDA graph cannot be recorded while one comes from the CPU.
         self._wire_layout = lru_cache(_KEPT)(WireLayout.build)
         self.set_mesh(mesh)

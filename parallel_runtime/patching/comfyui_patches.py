@@ -29,11 +29,7 @@ MODULES = ("comfy.lora", "comfy.float", "comfy.utils", "comfy.model_patcher", "c
 
 
 class Computing:
-    """Computes patched weights on a device.
-
-    Args:
-        patches: the sets that apply one after the other: the MODEL's, and those of a conditioning's hooks.
-    """
+    """Computes patched weights on a device, by the MODEL's patches and then those of a conditioning's hooks."""
 
     def __init__(self, device: torch.device, patches: PatchSet, hooks: PatchSet):
         self._device = device
@@ -41,10 +37,9 @@ class Computing:
         self._hooks = hooks
 
     def weight(self, name: str, base: torch.Tensor, owner: nn.Module) -> torch.Tensor:
-        """One weight with all its patches.
+        """One weight with all its patches; `name` is ComfyUI's without prefix.
 
         Args:
-            name: ComfyUI's, without prefix.
             base: as the file has it; it is not written to.
             owner: the layer that has it, which may have rules of its own for quantised weights.
         """
@@ -94,11 +89,8 @@ class Computing:
     def folded(self, name: str, weight: torch.Tensor, layer: str, inputs: int) -> torch.Tensor:
         """The weight or bias of a layer with which it gives what ComfyUI's bypass gives beside an unchanged one.
 
-        An adapter's bypass is affine in what the layer gets, so it is computed once, on the unit vectors.
-
-        Args:
-            weight: the layer's own, with its patches.
-            inputs: of the layer.
+        An adapter's bypass is affine in what the layer gets, so it is computed once, on the unit vectors. `weight` is
+        the layer's own, with its patches.
 
         Raises:
             RequestError: ComfyUI's adapter cannot do it.
@@ -123,11 +115,7 @@ class Computing:
 def beside(
     layer: str, adapter: Any, strength: float, x: torch.Tensor, forward: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """What ComfyUI's bypass of a linear layer gives.
-
-    Args:
-        x: (..., inputs).
-        forward: of the layer without it.
+    """What ComfyUI's bypass of a linear layer gives for x (..., inputs), of which `forward` is without it.
 
     Raises:
         RequestError: ComfyUI's adapter cannot do it.

@@ -55,13 +55,8 @@ NO_PATCHES = PatchSet()
 
 @dataclass(frozen=True)
 class WeightPatches:
-    """What a call asks of the weights.
-
-    Args:
-        patches: of the MODEL.
-        hooks: of its conditioning, on top of them.
-        comfyui: whose code computes them.
-    """
+    """What a call asks of the weights: patches of the MODEL, on top of them those of its conditioning's hooks, and
+    whose code computes them."""
 
     patches: PatchSet = NO_PATCHES
     hooks: PatchSet = NO_PATCHES
@@ -90,11 +85,7 @@ class Encoder:
     def encode(
         self, patches: Mapping[str, Sequence[Sequence[Any]]], bypass: Mapping[str, tuple[Any, float]] | None = None
     ) -> PatchSet:
-        """A set.
-
-        Args:
-            patches: of ComfyUI's ModelPatcher, by its names.
-            bypass: a layer's name -> adapter and strength.
+        """A set, of patches of ComfyUI's ModelPatcher by its names, and of a layer's name -> adapter and strength.
 
         Raises:
             RequestError: a patch that the ranks could not compute, by name.
@@ -140,11 +131,7 @@ class Encoder:
 def check_patches(patches: Mapping[Any, Any]) -> None:
     """Refuse what the ranks could not compute, before its tensors are looked at; for the node that adds it.
 
-    Args:
-        patches: ComfyUI's name, or a tuple of it with offset and function -> value.
-
-    Raises:
-        RequestError: with what it is.
+    Patches are ComfyUI's name, or a tuple of it with offset and function -> value. A RequestError says what it is.
     """
     for key, value in patches.items():
         _inside(key if isinstance(key, str) else key[0])
@@ -154,11 +141,7 @@ def check_patches(patches: Mapping[Any, Any]) -> None:
 
 
 def read_set(name: str, content: torch.Tensor, factors: Mapping[str, torch.Tensor]) -> PatchSet:
-    """The set that `to_bytes` was called on.
-
-    Args:
-        content: (bytes,) uint8, on any device.
-        factors: at least those that it names.
+    """The set that `to_bytes` was called on, which gave the content; the factors are at least those that it names.
 
     Raises:
         RequestError: it is not what its name says, or a factor is missing.

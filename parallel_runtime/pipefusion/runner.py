@@ -18,11 +18,9 @@ _Forward = tuple[int, "Patch | None"]
 
 
 class StageRunner:
-    """Runs one stage of one request.
+    """Runs one stage of one request, whose blocks the network has.
 
     Args:
-        network: has the blocks of the stage.
-        branches: conditioning of each CFG branch.
         x: what a branch's forward sees, (B, C, ...); only shape, dtype and device are read.
         patches: that the latent is to be cut into.
         keep: whether keys and values are kept from evaluation to evaluation.

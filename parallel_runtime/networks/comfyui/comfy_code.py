@@ -18,9 +18,7 @@ _LOCK = threading.Lock()
 def use_comfyui(folder: str, options: Mapping[str, Any]) -> None:
     """Make `comfy` importable: call before anything imports it, and after this process has taken its device.
 
-    Args:
-        folder: of a ComfyUI checkout.
-        options: values of ComfyUI's command line by the parser's names; those that this one does not have are left out.
+    `options` are values of ComfyUI's command line by the parser's names; those that this one does not have go nowhere.
 
     Raises:
         ConfigurationError: there is no ComfyUI, or the process has another one already.

@@ -34,12 +34,8 @@ _MOST = 4
 class ComfyNetwork(Network):
     """Runs calls in ComfyUI's convention over a mesh, which is what the network takes by itself.
 
-    Args:
-        held: the network as a rank has it, `NetworkWeights` of loading/comfyui_network.py.
-        latent: ComfyUI's format of the latents.
-        attention: one of config.ATTENTION_BACKENDS.
-        dtype: that it computes in.
-        compile: the blocks that the data names are compiled when they first run.
+    `held` is the network as a rank has it (`NetworkWeights` of loading/comfyui_network.py), `latent` ComfyUI's format
+    of its latents, `attention` one of config.ATTENTION_BACKENDS, `dtype` what it computes in.
     """
 
     def __init__(
@@ -66,24 +62,10 @@ class ComfyNetwork(Network):
 
     @torch.no_grad()
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any]) -> torch.Tensor:
-        """One call in ComfyUI's convention. Collective over the sequence group.
-
-        Args:
-            x: (B, C, ...), or (B, 1, N) of several latents one after the other, whose shapes the conditioning names.
-            timestep: (B,) or (B, frames), float32.
-            conditioning: context and the family's extras; control, residuals of a ControlNet.
-
-        Returns:
-            The prediction, shaped as the latent part of x.
-
-        Raises:
-            UnsupportedModelError: the network did not run as its data says.
-        """
         # What functions of nodes do in a call (remember, look at values) is in no recording.
         return self.record_or_call(x, timestep, dict(conditioning), at_once=_patched(conditioning))
 
     def call_at_once(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: dict[str, Any]) -> torch.Tensor:
-        """What `predict` does, without recording."""
         output = self._call(x, timestep, conditioning)
         if self._split.keeps:
             # Which ranks had kept it already follows from nothing that they agreed on. So one that had not has now, by
@@ -120,13 +102,11 @@ class ComfyNetwork(Network):
         return result
 
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape that `predict` gives for an x of that shape."""
         if len(x_shape) - 2 != self._latent.latent_dimensions:
             return x_shape  # several latents in one row
         return (x_shape[0], self._latent.latent_channels, *x_shape[2:])
 
     def forget_runs(self) -> None:
-        """Let go of what runs have left behind on the device."""
         super().forget_runs()
         self._patches.forget()
         if self._held.here:
@@ -148,9 +128,6 @@ class OwnCache:
 
     These say nothing: rows of a batch are a new object at each call, with a number that another tensor may have had.
     So the network is given one object for equal contents, which lives as long as what was kept for it.
-
-    Args:
-        data: None of a network that ranks do not share out.
     """
 
     def __init__(self, data: Data | None):

@@ -14,13 +14,11 @@ from ...errors import RequestError
 
 @dataclass(frozen=True)
 class Call:
-    """One call of `diffusion_model(x, timestep, context, **extras)`.
+    """One call of `diffusion_model(x, timestep, context, **extras)`, of a family that artists call by its title.
 
     Args:
-        title: how artists call the family.
         x: (B, C, H, W) or (B, C, frames, H, W) in the model's dtype.
         context: (1 or B, tokens, width).
-        config: the diffusers config.
         extras: the other arguments; those that are None count as left out.
     """
 
@@ -70,10 +68,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Adapter(ABC):
-    """Pure pair between ComfyUI's call and diffusers' forward.
+    """Pure pair between ComfyUI's call and diffusers' forward; the title is how artists call the family.
 
     Args:
-        title: how artists call the family.
         extras: names of the keyword arguments beside x, timestep and context.
         arguments: diffusers' argument -> how it is made of the call; None leaves it out.
     """

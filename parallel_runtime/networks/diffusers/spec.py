@@ -40,14 +40,12 @@ class ModelSpec:
 
     Args:
         name: registry key, the diffusers file name without `transformer_` ("flux").
-        transformer_class: class name in diffusers.
         cut: how ranks share out the tokens of the blocks, in the words of ComfyUI's networks; () where they share out
             the batch alone, as in U-Nets.
         whole: glob patterns of the lists of blocks that every rank computes whole, in forward order.
         self_attention: glob patterns of the modules whose attention runs over the split sequence; () where none is.
         timestep_embedder: module whose first positional argument is the scaled timestep.
         timestep_scale: what the transformer's forward multiplies the timestep by before that module.
-        adapter: see `Adapter`.
         token: latent positions along one side of a token.
         former_class: what a config.json may call the class that was written before diffusers gave the family its own.
         ignores: keys of a config.json that the class does not take.
