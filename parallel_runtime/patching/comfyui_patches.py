@@ -6,7 +6,8 @@ patcher: its blocks are nothing that a sum can be written back to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..errors import RequestError
-from .patch_data import PREFIX, PatchSet, decode_patches, decode_value
+from ..requests.trees import restore
+from .patch_data import ADAPTERS, FUNCTIONS, PREFIX, PatchSet, Tree
 
 _PLAIN = (None, "F32", "F16")
 
@@ -110,6 +112,35 @@ class Computing:
             given = torch.zeros(1, inputs, device=self._device)
             result = beside(layer, adapter, strength, given, lambda x: own.repeat(x.shape[0], 1))[0]
         return comfy.float.stochastic_rounding(result.contiguous(), weight.dtype, seed=_seed(PREFIX + name))
+
+
+def decode_patches(patches: Sequence[Any], factors: Mapping[str, torch.Tensor]) -> list[tuple[Any, ...]]:
+    """A weight's patches as ComfyUI has them; its code must be importable.
+
+    Raises:
+        RequestError: this ComfyUI has no such adapter or function.
+    """
+    decoded = []
+    for strength, value, strength_model, offset, function in patches:
+        place = None if offset is None else tuple(offset)
+        known = None if function is None else _find(function, FUNCTIONS)
+        decoded.append((strength, decode_value(value, factors), strength_model, place, known))
+    return decoded
+
+
+def decode_value(value: Tree, factors: Mapping[str, torch.Tensor]) -> Any:
+    """A patch's value as ComfyUI has it."""
+    tensors = [factors[name].view(getattr(torch, dtype)).reshape(shape) for name, dtype, shape in value["tensors"]]
+    content = restore(value["tree"], tensors)
+    return _find(value["made"], ADAPTERS)(set(), content) if value["made"] else content
+
+
+def _find(name: str, inside: str) -> Any:
+    module, _, attribute = name.partition(":")
+    found = getattr(importlib.import_module(module), attribute, None) if module.startswith(inside) else None
+    if not callable(found):
+        raise RequestError("The ComfyUI of the workers has no {name}.", "Restart ComfyUI.", name=name)
+    return found
 
 
 def beside(
