@@ -92,7 +92,6 @@ def _guidance(call: Call) -> torch.Tensor | None:
 
 
 FLUX = ModelSpec(
-    name="flux",
     transformer_class="FluxTransformer2DModel",
     cut=(
         TEXT_AND_IMAGE,
@@ -126,7 +125,6 @@ def _text_ids(call: Call) -> torch.Tensor:
 
 
 FLUX2 = ModelSpec(
-    name="flux2",
     transformer_class="Flux2Transformer2DModel",
     cut=(
         replace(TEXT_AND_IMAGE, alike=("temb_mod_img", "temb_mod_txt", "joint_attention_kwargs"), modulations={}),

@@ -88,7 +88,6 @@ def prepare(transformer: torch.nn.Module) -> None:
 
 
 HUNYUAN_DIT = ModelSpec(
-    name="hunyuan_dit",
     transformer_class="HunyuanDiT2DModel",
     cut=(replace(IMAGE, joint={"image_rotary_emb": 0}, rows={"skip": ("hidden_states", 1)}, skips=True),),
     self_attention=("blocks.*.attn1",),

@@ -56,7 +56,6 @@ def prepare(transformer: torch.nn.Module) -> None:
 
 
 PIXART = ModelSpec(
-    name="pixart",
     transformer_class="PixArtTransformer2DModel",
     cut=(
         replace(

@@ -33,7 +33,6 @@ def _pooled(call: Call) -> torch.Tensor:
 
 
 SD3 = ModelSpec(
-    name="sd3",
     transformer_class="SD3Transformer2DModel",
     # Image tokens come first, and in some blocks of SD3.5 medium they attend to each other once more.
     cut=(

@@ -26,7 +26,6 @@ def _micro_conditions(call: Call) -> dict[str, torch.Tensor]:
 
 
 SDXL = ModelSpec(
-    name="sdxl",
     transformer_class="UNet2DConditionModel",
     # Stable Diffusion 1 and 2 have no sizes beside the text; Kolors has another width of text.
     belongs=lambda config: config.get("addition_embed_type") == "text_time" and not config.get("encoder_hid_dim"),

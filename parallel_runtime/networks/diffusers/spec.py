@@ -39,7 +39,6 @@ class ModelSpec:
     """A transformer family as data.
 
     Args:
-        name: registry key, the diffusers file name without `transformer_` ("flux").
         cut: how ranks share out the tokens of the blocks, in the words of ComfyUI's networks; () where they share out
             the batch alone, as in U-Nets.
         whole: glob patterns of the lists of blocks that every rank computes whole, in forward order.
@@ -53,7 +52,6 @@ class ModelSpec:
         prepare: called once on a freshly loaded transformer, for what ComfyUI's forward does and diffusers' does not.
     """
 
-    name: str
     transformer_class: str
     self_attention: tuple[str, ...]
     timestep_embedder: str

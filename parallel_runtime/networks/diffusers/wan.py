@@ -46,7 +46,6 @@ def _image(call: Call) -> torch.Tensor | None:
 
 
 WAN = ModelSpec(
-    name="wan",
     transformer_class="WanTransformer3DModel",
     cut=(replace(IMAGE, joint={"rotary_emb": 1}),),
     self_attention=("blocks.*.attn1",),
