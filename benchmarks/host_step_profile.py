@@ -31,11 +31,10 @@ from parallel_runtime.exchange.head_routes import HeadRoutes
 from parallel_runtime.mesh.groups import Groups
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
-from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
-from parallel_runtime.networks.comfyui.description import describe_network
-from parallel_runtime.networks.comfyui.own_cache import OwnCache
+from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork, OwnCache
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.comfyui.seam import enter
+from parallel_runtime.networks.facts import describe_network
 from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.networks.token_split import TokenSplit

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from parallel_runtime.mesh.links import Link, Links
-from parallel_runtime.mesh.mesh import Mesh, single_rank_mesh
+from parallel_runtime.mesh.mesh import Mesh
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer, parallelize
 from parallel_runtime.networks.diffusers.spec import ModelSpec
 from parallel_runtime.networks.stages import all_blocks, let_go
@@ -66,6 +66,6 @@ class LoneRunner(StageRunner):
     def __init__(self, stage: ParallelTransformer, branches: Sequence[Conditioning], x: torch.Tensor, patches: int):
         nowhere: Any = None
         links = Links(Link(nowhere, 0), Link(nowhere, 0))
-        super().__init__(stage, single_rank_mesh(), links, branches, x, patches, keep=True)
+        super().__init__(stage, links, branches, x, patches, keep=True)
         self.stage = stage
         self.inbox = self.outbox = _Loop()  # type: ignore[assignment]

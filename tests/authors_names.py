@@ -17,6 +17,16 @@ from pathlib import Path
 
 import torch
 
+NAMES = {
+    "FluxTransformer2DModel": "flux",
+    "Flux2Transformer2DModel": "flux2",
+    "HunyuanDiT2DModel": "hunyuan_dit",
+    "PixArtTransformer2DModel": "pixart",
+    "SD3Transformer2DModel": "sd3",
+    "UNet2DConditionModel": "sdxl",
+    "WanTransformer3DModel": "wan",
+}
+"""diffusers' class -> how tests call the family."""
 _RESNET = re.compile(r"down_blocks\.(\d+)\.resnets\.(\d+)\..+")
 _DEEPEST = 4
 """Names that say where a layer of a U-Net stands, at most: down_blocks, 1, resnets, 0."""

@@ -15,7 +15,7 @@ class FamilyFiles:
     """One family.
 
     Args:
-        spec: its name in the registry.
+        spec: as tests call the family.
         configs: by what is special about them.
     """
 

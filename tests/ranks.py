@@ -176,7 +176,7 @@ elif __name__ == "__main__":
     import diffusers
     import torch.distributed  # noqa: F401
 
-    import parallel_runtime.networks.diffusers.registry  # noqa: F401 - as the others, for the ranks
+    import parallel_runtime.loading.checkpoint  # noqa: F401 - as the others, for the ranks
 
     diffusers.FluxTransformer2DModel  # noqa: B018 - which is imported when it is looked up, and most models with it
     if sys.argv[1]:

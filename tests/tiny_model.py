@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from parallel_runtime.networks.diffusers.registry import MODELS
+from parallel_runtime.loading.checkpoint import MODELS
 from parallel_runtime.networks.diffusers.spec import ModelSpec
-from tests.authors_names import to_authors
+from tests.authors_names import NAMES, to_authors
 
 METADATA = {"format": "pt"}
 
 
 def find_by_name(name: str) -> ModelSpec:
     """The family of a name."""
-    return next(spec for spec in MODELS if spec.name == name)
+    return next(spec for spec in MODELS if NAMES[spec.transformer_class] == name)
 
 
 def make_state_dict(
@@ -59,7 +59,7 @@ def write_original(
     seed: int = 0,
 ) -> Path:
     """Write a single file as its authors publish it, or with a `prefix` as full checkpoints have it."""
-    original = to_authors(spec.name, make_state_dict(spec, config, dtype, seed))
+    original = to_authors(NAMES[spec.transformer_class], make_state_dict(spec, config, dtype, seed))
     save_file({prefix + key: tensor for key, tensor in original.items()}, path, metadata=METADATA)
     return path
 

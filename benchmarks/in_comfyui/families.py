@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.flux_facts import FLUX_CONFIG
-from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.diffusers.flux2 import FLUX2
+from parallel_runtime.networks.diffusers.flux import FLUX, FLUX2
 from parallel_runtime.networks.diffusers.sd3 import SD3
 from parallel_runtime.networks.diffusers.sdxl import SDXL
 from parallel_runtime.networks.diffusers.spec import ModelSpec

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from tests.authors_names import authors_names
+from tests.authors_names import NAMES, authors_names
 
 from .families import ENDING, REAL, Family, family_of, tiny
 from .gguf_files import write_gguf
@@ -61,7 +61,7 @@ def list_entries(family: Family) -> list[Entry]:
     with torch.device("meta"):
         transformer: Any = getattr(diffusers, family.spec.transformer_class)(**family.config)
     tensors, entries = transformer.state_dict(), []
-    for name, made in authors_names(family.spec.name, tensors).items():
+    for name, made in authors_names(NAMES[family.spec.transformer_class], tensors).items():
         norm = "norm" in made.parts[0] and made.parts[0].endswith("weight")
         entries.append(Entry(family.prefix + name, tuple(made.join(tensors.__getitem__).shape), norm))
     return entries

@@ -82,7 +82,7 @@ def _build_stage(
     def sample(x: torch.Tensor, sigmas: torch.Tensor, tick: Callable[[], None]) -> torch.Tensor:
         tensors = {"x": x, "sigmas": sigmas.cpu(), "timesteps": sigmas}
         seen = denoising.model_inputs(x, tensors)[0]
-        runner = StageRunner(stage, mesh, links, [text], seen, plan.patches, keep=True)
+        runner = StageRunner(stage, links, [text], seen, plan.patches, keep=True)
         control = StepControl(x.device, tick)
         latent = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
         control.finish()

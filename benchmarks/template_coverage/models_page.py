@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from parallel_runtime.networks.diffusers.registry import MODELS
+from parallel_runtime.loading.checkpoint import MODELS
 from parallel_runtime.networks.tables.comfyui import NETWORKS
 
 from .installed import PACKAGE

@@ -13,8 +13,7 @@ import torch
 from .. import measured
 from ..config import COMFYUIS
 from ..errors import ConfigurationError, first_line
-from . import installed
-from .kernels import KERNELS, Attend, AttendWithLse
+from .kernels import KERNELS, PACKAGES, Attend, AttendWithLse, is_missing
 
 log = logging.getLogger(__name__)
 
@@ -25,49 +24,36 @@ _CANDIDATES = ("cudnn", "flash3", "flash", "efficient")
 _MEASURED_SHAPE = (1, 4608, 24)
 """Batch, tokens, heads: FLUX.1 at 1024²."""
 _WARM_CALLS, _TIMED_CALLS = 3, 5
+_SET_AUTO = "Set the attention backend to auto."
 _TIE = 1.03
 """A later candidate must be so much faster, or the choice would change from machine start to machine start."""
 
 
 def resolve_kernel(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """Return the KERNELS key that `name` stands for on this device.
+    """Return the KERNELS key that `name`, one of config.ATTENTION_BACKENDS, stands for where a model calls it so.
 
     `auto` is the fastest lossless kernel on this GPU, and PyTorch's own choice on a CPU, which is its flash kernel.
     Ranks choose for themselves: every kernel gives the same attention but for rounding, and none takes part in an
     exchange, so ranks whose measurements (or GPUs) differ stay together.
 
-    Args:
-        name: one of config.ATTENTION_BACKENDS.
-        device, dtype, head_dim: what the model will call the kernel with.
-
     Raises:
         ConfigurationError: the named kernel is not installed or cannot run here, found by running it on a few tokens.
     """
     if name == COMFYUIS:
-        raise ConfigurationError(
-            "Attention ComfyUI is a function of ComfyUI's own networks, and this network is diffusers'.",
-            "Set the attention backend to auto.",
-        )
+        what = "Attention ComfyUI is a function of ComfyUI's own networks, and this network is diffusers'."
+        raise ConfigurationError(what, _SET_AUTO)
     if name == "auto":
         return _fastest(device, dtype, head_dim) if device.type == "cuda" else "sdpa"
-    if installed.is_missing(name):
-        module, title = installed.PACKAGES[name]
-        raise ConfigurationError(
-            "Attention backend {name} needs the Python package {module}, which is not installed.",
-            "Install {title}, or set the attention backend to auto.",
-            name=repr(name),
-            module=module,
-            title=title,
-        )
+    if is_missing(name):
+        module, title = PACKAGES[name]
+        what = "Attention backend {name} needs the Python package {module}, which is not installed."
+        fix = "Install {title}, or set the attention backend to auto."
+        raise ConfigurationError(what, fix, name=repr(name), module=module, title=title)
     refusal = _refusal(KERNELS[name].attend, device, dtype, head_dim)
     if refusal is not None:
-        raise ConfigurationError(
-            "Attention backend {name} cannot run on {where} ({refusal}).",
-            "Set the attention backend to auto.",
-            name=repr(name),
-            where=_where(device, dtype, head_dim),
-            refusal=refusal,
-        )
+        what = "Attention backend {name} cannot run on {where} ({refusal})."
+        where = _where(device, dtype, head_dim)
+        raise ConfigurationError(what, _SET_AUTO, name=repr(name), where=where, refusal=refusal)
     return name
 
 
@@ -78,12 +64,8 @@ def untouched_kernel(name: str, title: str) -> str:
         ConfigurationError: another backend was asked for.
     """
     if name not in ("auto", "sdpa"):
-        raise ConfigurationError(
-            "{title} runs with PyTorch's own attention, not with {name}.",
-            "Set the attention backend to auto or sdpa.",
-            title=title,
-            name=name,
-        )
+        what = "{title} runs with PyTorch's own attention, not with {name}."
+        raise ConfigurationError(what, "Set the attention backend to auto or sdpa.", title=title, name=name)
     return "sdpa"
 
 
@@ -96,15 +78,11 @@ def check_ring(name: str, device: torch.device, dtype: torch.dtype, head_dim: in
     refusal = _ring_refusal(name, device, dtype, head_dim)
     if refusal is None:
         return
-    able = [other for other in KERNELS if _ring_refusal(other, device, dtype, head_dim) is None]
-    raise ConfigurationError(
-        "Attention backend {name} cannot run in a ring on {where} ({refusal}).",
-        "Set ring to 1, or the attention backend to one of {able}.",
-        name=repr(name),
-        where=_where(device, dtype, head_dim),
-        refusal=refusal,
-        able=", ".join(able),
-    )
+    able = ", ".join(other for other in KERNELS if _ring_refusal(other, device, dtype, head_dim) is None)
+    what = "Attention backend {name} cannot run in a ring on {where} ({refusal})."
+    fix = "Set ring to 1, or the attention backend to one of {able}."
+    where = _where(device, dtype, head_dim)
+    raise ConfigurationError(what, fix, name=repr(name), where=where, refusal=refusal, able=able)
 
 
 def _where(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
@@ -115,7 +93,7 @@ def _ring_refusal(name: str, device: torch.device, dtype: torch.dtype, head_dim:
     attend_with_lse = KERNELS[name].attend_with_lse
     if attend_with_lse is None:
         return "it does not tell the log-sum-exp of its logits"
-    if installed.is_missing(name):
+    if is_missing(name):
         return "it is not installed"
     return _refusal(attend_with_lse, device, dtype, head_dim)
 

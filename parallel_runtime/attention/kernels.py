@@ -6,12 +6,18 @@ come in parts (ring.py), it gives the log-sum-exp of each query's logits besides
 
 A mask is as PyTorch's: boolean, False hides a key; or a number that is added to the logit. A kernel that cannot take
 one leaves calls with a mask to PyTorch's, with the same result.
+
+Kernels of packages that need not be there (FlashAttention 3, SageAttention) are each one operator to torch.compile,
+which then need not look into the package.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -20,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from . import installed
+from .operators import operator, shapes_of
 
 Attend = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "float | None"], Tensor]
 """(query, key, value, mask, scale) -> attended values."""
@@ -31,6 +37,13 @@ AttendWithLse = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "float | None
 
 _Attended = TypeVar("_Attended")
 _HALF = (torch.bfloat16, torch.float16)
+PACKAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "flash3": ("flash_attn_interface", "FlashAttention 3 (folder hopper of github.com/Dao-AILab/flash-attention)"),
+        "sage": ("sageattention", "SageAttention (github.com/thu-ml/SageAttention)"),
+    }
+)
+"""Kernel -> module that is imported, and what to install."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,11 @@ class AttentionKernel:
     name: str
     attend: Attend
     attend_with_lse: AttendWithLse | None = None
+
+
+def is_missing(kernel: str) -> bool:
+    """Whether it needs a package that is not there."""
+    return kernel in PACKAGES and importlib.util.find_spec(PACKAGES[kernel][0]) is None
 
 
 def additive_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -139,6 +157,53 @@ def _unmasked(attend: Callable[..., _Attended], masked: Callable[..., _Attended]
     return attend_or_masked
 
 
+@cache
+def _flash3_must_be_asked() -> bool:
+    """Whether this version returns the log-sum-exp only where asked; the first ones always did."""
+    import flash_attn_interface
+
+    return "return_attn_probs" in inspect.signature(flash_attn_interface.flash_attn_func).parameters
+
+
+@operator("flash3", "(Tensor query, Tensor key, Tensor value, float? scale) -> (Tensor, Tensor)")
+def flash3(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> WithLse:
+    """FlashAttention 3 (arXiv 2407.08608), with the log-sum-exp."""
+    from flash_attn_interface import flash_attn_func
+
+    asked = {"return_attn_probs": True} if _flash3_must_be_asked() else {}
+    attended, lse, *_ = flash_attn_func(query, key, value, softmax_scale=scale, causal=False, **asked)
+    return attended, lse
+
+
+@operator("sage", "(Tensor query, Tensor key, Tensor value, float? scale) -> Tensor")
+def sage(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    """SageAttention (arXiv 2411.10958): 8-bit logits."""
+    from sageattention import sageattn
+
+    return sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=scale)
+
+
+@operator("sage_with_lse", "(Tensor query, Tensor key, Tensor value, float? scale) -> (Tensor, Tensor)")
+def sage_with_lse(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> WithLse:
+    """The same, with the log-sum-exp."""
+    from sageattention import sageattn
+
+    attended, lse = sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=scale, return_lse=True)
+    return attended, lse.contiguous()
+
+
+@shapes_of(sage)
+def _(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    return query.new_empty(query.shape)
+
+
+@shapes_of(flash3)
+@shapes_of(sage_with_lse)
+def _(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> WithLse:
+    batch, tokens, heads, _ = query.shape
+    return query.new_empty(query.shape), query.new_empty((batch, heads, tokens), dtype=torch.float32)
+
+
 _ALL = (
     AttentionKernel("sdpa", _sdpa, _with_lse(_sdpa_lse)),
     AttentionKernel("cudnn", _only(SDPBackend.CUDNN_ATTENTION), _with_lse(_cudnn_lse)),
@@ -146,10 +211,8 @@ _ALL = (
     AttentionKernel("efficient", _only(SDPBackend.EFFICIENT_ATTENTION), _with_lse(_efficient_lse)),
     AttentionKernel("math", _only(SDPBackend.MATH), _with_lse(_math_lse)),
     AttentionKernel(
-        "flash3",
-        _unmasked(lambda *given: installed.flash3(*given)[0], _sdpa),
-        _unmasked(installed.flash3, _with_lse(_sdpa_lse)),
+        "flash3", _unmasked(lambda *given: flash3(*given)[0], _sdpa), _unmasked(flash3, _with_lse(_sdpa_lse))
     ),
-    AttentionKernel("sage", _unmasked(installed.sage, _sdpa), _unmasked(installed.sage_with_lse, _with_lse(_sdpa_lse))),
+    AttentionKernel("sage", _unmasked(sage, _sdpa), _unmasked(sage_with_lse, _with_lse(_sdpa_lse))),
 )
 KERNELS: Mapping[str, AttentionKernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})

@@ -15,11 +15,7 @@ from torch import Tensor
 
 def operator(name: str, schema: str) -> Callable[[Callable[..., Any]], Any]:
     """Decorator that makes an OpOverload of a function: torch.ops.parallel_dit.<name>, of any device, without autograd,
-    whose outputs share no memory with its inputs.
-
-    Args:
-        schema: "(Tensor x, ...) -> Tensor".
-    """
+    whose outputs share no memory with its inputs; the schema is "(Tensor x, ...) -> Tensor"."""
 
     def make(function: Callable[..., Any]) -> Any:
         qualified = f"parallel_dit::{name}"

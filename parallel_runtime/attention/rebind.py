@@ -22,10 +22,8 @@ from .kernels import Attend
 
 
 def apply(modules: Mapping[str, nn.Module], attend: Attend) -> None:
-    """Let `attend` compute the attention of these modules, and leave the rest of their processors as it is.
-
-    Args:
-        modules: attention modules by their path in the transformer; each has a diffusers `processor`.
+    """Let `attend` compute the attention of these modules, by their paths, and leave the rest of their processors as it
+    is.
 
     Raises:
         UnsupportedModelError: a processor that reaches attention in neither way, by name, before anything changes.
@@ -54,12 +52,9 @@ def _rebound_class(processor_class: type, attend: Attend, path: str) -> type:
     elif "F" in names and "scaled_dot_product_attention" in names:
         replaced = {"F": _functional(attend)}
     else:
-        raise UnsupportedModelError(
-            "The attention module {path} uses {name}, whose attention cannot be exchanged.",
-            "Load the model with the processors that diffusers gives it, without IP-Adapter or custom attention.",
-            path=path,
-            name=processor_class.__name__,
-        )
+        what = "The attention module {path} uses {name}, whose attention cannot be exchanged."
+        fix = "Load the model with the processors that diffusers gives it, without IP-Adapter or custom attention."
+        raise UnsupportedModelError(what, fix, path=path, name=processor_class.__name__)
     assert isinstance(call, types.FunctionType)
     # Without __name__ torch.compile looks names up in this dictionary; with it, in the module of that name.
     namespace = {name: value for name, value in call.__globals__.items() if name != "__name__"} | replaced
@@ -95,10 +90,8 @@ def _dispatch(attend: Attend) -> Callable[..., Tensor]:
         parallel_config: Any = None,
     ) -> Tensor:
         if is_causal or dropout_p or attention_kwargs:
-            raise UnsupportedModelError(
-                "The model asks for causal attention, dropout or kernel options inside of attention.",
-                "Use one of the supported models.",
-            )
+            what = "The model asks for causal attention, dropout or kernel options inside of attention."
+            raise UnsupportedModelError(what, "Use one of the supported models.")
         if enable_gqa:
             key = key.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
             value = value.repeat_interleave(query.shape[2] // value.shape[2], dim=2)

@@ -21,9 +21,8 @@ from ..loading.weights import CheckpointReader, build_transformer
 from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.comfy_network import ComfyNetwork
-from ..networks.comfyui.description import describe_network
 from ..networks.diffusers.parallel_transformer import parallelize
-from ..networks.facts import describe
+from ..networks.facts import describe, describe_network
 from ..networks.marked_blocks import Pulse, mark_blocks
 from ..networks.network import Network
 from ..planning.coming_blocks import Coming

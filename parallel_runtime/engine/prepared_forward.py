@@ -42,7 +42,7 @@ def _repeated(
         output = None
         network = state.join(placed, agreed, control)
         if network is not None and network.mesh.links is not None:
-            runner = StageRunner(network, network.mesh, network.mesh.links, [given], x, patches=1, keep=False)
+            runner = StageRunner(network, network.mesh.links, [given], x, patches=1, keep=False)
             output = forward_once(runner, x, timestep)
         elif network is not None:
             output = Predictor(network, network.mesh, tried=told)([Call(x, timestep, given)])[0]

@@ -58,7 +58,7 @@ def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: 
         if network.mesh.links is not None:
             assert isinstance(denoising, Denoising)
             seen = denoising.model_inputs(tensors["x"], tensors)[0]
-            runner = StageRunner(network, network.mesh, network.mesh.links, branches, seen, plan.patches, keep=True)
+            runner = StageRunner(network, network.mesh.links, branches, seen, plan.patches, keep=True)
             return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
         predict = Predictor(network, network.mesh, request.joined)
         return denoising.run(predict, branches, tensors, control)

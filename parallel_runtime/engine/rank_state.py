@@ -15,7 +15,7 @@ from ..exchange.head_routes import HeadRoutes
 from ..mesh.mesh import Layout
 from ..mesh.speeds import devices_unlike, measure_speeds
 from ..networks.network import Network
-from ..patching.patch_store import PatchStore
+from ..patching.patch_data import PatchStore
 from ..planning.explanation import details_of, what_runs
 from ..planning.plan import choose
 from ..requests.answers import Finished, PlanDetails

@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnsupportedModelError
-from ..networks.diffusers.registry import MODELS
+from ..networks.diffusers.flux import FLUX, FLUX2
+from ..networks.diffusers.hunyuan_dit import HUNYUAN_DIT
+from ..networks.diffusers.pixart import PIXART
+from ..networks.diffusers.sd3 import SD3
+from ..networks.diffusers.sdxl import SDXL
 from ..networks.diffusers.spec import ModelSpec
+from ..networks.diffusers.wan import WAN
 from ..said import said
 from .config_limits import check_config
 from .files import Identity, find_files, identity
@@ -18,6 +23,8 @@ from .header import TensorInfo, name_contents, read_header
 from .paths import expand
 from .reading import STORED
 
+MODELS: tuple[ModelSpec, ...] = (FLUX, FLUX2, SD3, WAN, HUNYUAN_DIT, PIXART, SDXL)
+"""The families that are recognised."""
 _QUANTISED_ENDINGS = (".comfy_quant", ".weight_scale", ".scale_weight", ".weight_scale_2", ".absmax", ".quant_map")
 _DTYPE_NAMES = {"F8_E4M3": "fp8", "F8_E5M2": "fp8", "I8": "int8", "U8": "packed 4 or 8 bit"}
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..errors import UnsupportedModelError
 from ..mesh.mesh import single_rank_mesh
-from ..networks.comfyui.own_cache import OwnCache
+from ..networks.comfyui.comfy_network import OwnCache
 from ..networks.comfyui.prepared_network import prepare_network
 from ..networks.comfyui.without_weights import WithoutWeights, with_parameters
 from ..networks.stages import Stages

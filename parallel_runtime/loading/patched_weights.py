@@ -13,8 +13,8 @@ import psutil
 import torch
 
 from .. import memory
-from ..patching.comfyui_patches import Bypasses, Computing
-from ..patching.patch_data import UNPATCHED, PatchSet, WeightPatches, decode_value
+from ..patching.comfyui_patches import Bypasses, Computing, decode_value
+from ..patching.patch_data import UNPATCHED, PatchSet, WeightPatches
 from .loaded_weights import LoadedWeights
 from .reading import OnBytes
 

@@ -28,10 +28,7 @@ prompt where they are on disk and 9 where not, and gain 2 % of its steps; of Qwe
 class CompiledBlocks:
     """Runs the forwards of blocks compiled. What is not compiled yet is compiled when it first runs.
 
-    Args:
-        attention: of the network; counts what blocks have exchanged.
-        numbers: arguments of blocks that hold token indices.
-        backend: of torch.compile.
+    `attention` counts what blocks have exchanged; `numbers` are arguments of blocks that hold token indices.
     """
 
     def __init__(

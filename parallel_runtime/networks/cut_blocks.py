@@ -25,6 +25,8 @@ from .shares import Streams
 from .tables.blocks import Blocks, find
 from .token_split import TokenSplit, over_all_tokens, put, take
 
+SPLIT_NO_TOKENS = "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out."
+"""What helps where a network is not as its data says."""
 # Patches that ComfyUI calls inside of a block, with the tokens that the block has.
 _INSIDE = {"attn1_patch", "attn2_patch", "attn1_output_patch", "attn2_output_patch", "mlp_patch"}
 # Those that it calls before all blocks; others see what blocks return.
@@ -264,9 +266,5 @@ class CutBlock:
         return placed
 
     def _unlike(self, what: str) -> UnsupportedModelError:
-        return UnsupportedModelError(
-            "A block of {path} {what}: this ComfyUI's network is not the one whose tokens can be split.",
-            "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out.",
-            path=self.blocks.path,
-            what=what,
-        )
+        text = "A block of {path} {what}: this ComfyUI's network is not the one whose tokens can be split."
+        return UnsupportedModelError(text, SPLIT_NO_TOKENS, path=self.blocks.path, what=what)

@@ -1,29 +1,29 @@
-"""What plans are made from: facts of a network without weights and its table entry, and of a request by its shapes."""
+"""What plans are made from: facts of a network without weights and its table entry, of ComfyUI's with all that is known
+of it then, and of a request by its shapes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from torch import nn
 
 from ..requests.facts import ModelFacts, RequestFacts
+from .cut_blocks import unknown_blocks
 from .stages import has_stages
 from .tables.blocks import Blocks, Network, find
+from .tables.comfyui import find_network
 
 
 def describe(
     network: nn.Module, data: Network | None, title: str, number_bytes: int, patch: Sequence[int]
 ) -> ModelFacts:
-    """A network's facts.
+    """Facts of a network on the meta device, whose weights have so many bytes each, on average.
 
     Args:
-        network: on the meta device.
         data: how ranks share out its tokens; None where they share out the batch alone.
-        title: how artists call the family.
-        number_bytes: of a weight, on average.
         patch: latent positions that a token takes, by the last dims of the latent.
     """
     lists = data.blocks if data is not None else ()
@@ -45,6 +45,50 @@ def describe(
         shared_parameters=shared,
         parallel_blocks=sum(blocks.parallel for _, blocks in found),
     )
+
+
+def patch_of(network: nn.Module, dims: int) -> tuple[int, ...]:
+    """Latent positions that a token takes along each of the last `dims` dims, by what the network says."""
+    said = getattr(network, "patch_size", None)
+    if isinstance(said, int):
+        return (1,) * (dims - 2) + (said,) * min(2, dims)
+    if isinstance(said, (list, tuple)) and said and all(isinstance(each, int) for each in said):
+        return (*((1,) * (dims - len(said))), *said[-dims:])
+    return (1,) * dims
+
+
+@dataclass(frozen=True)
+class Described:
+    """What is known of a network of ComfyUI's: its facts; `data` and `patch` as of `describe`; why its tokens are not
+    shared out, a sentence, or ""; the width of a head; `rows_together` of its data."""
+
+    facts: ModelFacts
+    data: Network | None
+    why_whole: str
+    head_dim: int
+    patch: tuple[int, ...]
+    rows_together: bool
+
+
+def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> Described:
+    """Of a network on the meta device, whose weights have `size` bytes, and whose latents so many dims that are space
+    or time."""
+    known, why = find_network(type(network)), ""
+    title = known.title if known is not None else type(network).__name__
+    if known is None:
+        why = f"The tokens of {title} are not shared out yet."
+    elif known.whole:
+        why = f"{title} {known.whole}."
+    elif unlike := unknown_blocks(network, known.blocks):
+        why = f"The tokens of {title} are not shared out: this ComfyUI has another version of it, {unlike}."
+    data = None if why else known
+    patch = patch_of(network, latent_dimensions)
+    total = max(1, sum(parameter.numel() for parameter in network.parameters()))
+    facts = describe(network, data, title, max(1, round(size / total)), patch)
+    together = known is not None and known.rows_together
+    of_head = data.head_dim if data is not None else ""
+    head_dim = int(attrgetter(of_head)(network)) if of_head else facts.width // facts.heads
+    return Described(facts, data, why, head_dim, patch, together)
 
 
 def describe_request(

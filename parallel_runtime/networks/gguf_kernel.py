@@ -82,15 +82,7 @@ def _kernel(
 
 
 def dequantise(stored: torch.Tensor, kind: str, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers of a weight.
-
-    Args:
-        stored: its bytes, contiguous, on a GPU.
-        kind: one of LAYOUTS.
-
-    Returns:
-        (rows, columns).
-    """
+    """Numbers of a weight, (rows, columns), of its bytes, contiguous on a GPU; `kind` is one of LAYOUTS."""
     made = torch.empty((rows, columns), dtype=dtype, device=stored.device)
     each, size = LAYOUTS[kind]
     grid = (triton.cdiv(made.numel(), _STEP),)

@@ -21,7 +21,6 @@ class Patch:
     """A band of the latent, and its tokens.
 
     Args:
-        index: from 0.
         rows: (start, stop) in the latent whose dims between channels and columns are flattened to one.
         tokens: (start, stop) in the image tokens of the whole latent.
     """
@@ -67,11 +66,7 @@ Gather = Callable[[torch.Tensor, int, int], torch.Tensor]
 
 
 class LatentPatch:
-    """Which tokens the forward at hand computes, and what it reads of the others.
-
-    Args:
-        behind: see `Network`.
-    """
+    """Which tokens the forward at hand computes, and what it reads of the others; `behind` is that of the `Network`."""
 
     def __init__(self, behind: bool) -> None:
         self._behind = behind
@@ -109,14 +104,12 @@ class LatentPatch:
         if not self._image:  # the first list that runs has the latent's tokens by themselves
             self._image = lengths[blocks.latent]
             if self._image < self._tokens or (self._image > self._tokens and not self._behind):
-                raise UnsupportedModelError(
+                what = (
                     "With this input, {path} go over {count} tokens, and the latent has {tokens}: stages cannot "
-                    "tell which are the latent's.",
-                    "Set stages to 1.",
-                    path=blocks.path,
-                    count=self._image,
-                    tokens=self._tokens,
+                    "tell which are the latent's."
                 )
+                told = {"path": blocks.path, "count": self._image, "tokens": self._tokens}
+                raise UnsupportedModelError(what, "Set stages to 1.", **told)
         self._latent = list(lengths).index(blocks.latent)
         degree = mesh.plan.sequence
         shared = tuple(name == blocks.latent for name in lengths)

@@ -8,7 +8,6 @@ themselves, as they are, where another tensor comes than the one before, and in 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -113,12 +112,12 @@ def assign(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     Returns:
         Indices into `sizes` for each rank, none where there are too few.
     """
-    loads = [(0, rank) for rank in range(ranks)]
+    loads = [0] * ranks
     assigned: list[list[int]] = [[] for _ in loads]
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        load, rank = loads[0]
+        rank = loads.index(min(loads))
         assigned[rank].append(index)
-        heapq.heapreplace(loads, (load + sizes[index], rank))
+        loads[rank] += sizes[index]
     return assigned
 
 

@@ -84,7 +84,19 @@ class Network:
             self._recorded = RecordedForward(self.call_at_once, made_outside=self._split.read, probe=probe)
 
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any]) -> torch.Tensor:
-        """One call in ComfyUI's convention. Collective over the sequence group."""
+        """One call in ComfyUI's convention. Collective over the sequence group.
+
+        Args:
+            x: (B, C, ...), or (B, 1, N) of several latents one after the other, whose shapes the conditioning names.
+            timestep: (B,) or (B, frames), float32.
+            conditioning: context and the family's extras; control, residuals of a ControlNet.
+
+        Returns:
+            The prediction, shaped as the latent part of x, in the model's dtype.
+
+        Raises:
+            UnsupportedModelError: the network did not run as its data says.
+        """
         raise NotImplementedError
 
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:

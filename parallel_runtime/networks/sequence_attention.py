@@ -19,6 +19,7 @@ from ..mesh.mesh import Mesh
 
 _KEPT = 32
 """Layouts on the device."""
+_FIX = "Set ulysses and ring to 1; the batch can still be split."
 
 
 class AttendedTokens:
@@ -29,12 +30,11 @@ class AttendedTokens:
     are; the memory that the ranks share, where they share any. They follow from the forward's layout and the plan
     alone, so the ranks agree on them.
 
-    Args:
-        peers: None keeps the exchange on collectives.
+    `peers` None keeps the exchange on collectives.
     """
 
-    def __init__(self, mesh: Mesh, peers: HeadSharing | None):
-        self.peers = peers
+    def __init__(self, mesh: Mesh):
+        self.peers: HeadSharing | None = None
         # Kept, as a CUDA graph cannot be recorded while one comes from the CPU.
         self._wire_layout = lru_cache(_KEPT)(WireLayout.build)
         self.set_mesh(mesh)
@@ -84,10 +84,8 @@ class AttendedTokens:
         if self.degree == 1:
             return kernel.attend(query, key, value, mask, scale)
         if query.shape[:3] != key.shape[:3]:
-            raise UnsupportedModelError(
-                "The model attends to other tokens than its own, where the sequence is split.",
-                "Set ulysses and ring to 1; the batch can still be split.",
-            )
+            what = "The model attends to other tokens than its own, where the sequence is split."
+            raise UnsupportedModelError(what, _FIX)
         if mask is not None:
             mask = _mask_of_keys(mask, key)
         elif self.buffers is not None and self.peers is not None and self.peers.fits(query):
@@ -115,11 +113,9 @@ def _mask_of_keys(mask: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """Return the mask of this rank's own keys as (batch or 1, 1, 1, local tokens), which other ranks can use."""
     whole = mask[(None,) * (4 - mask.dim())]
     if whole.shape[1:3] != (1, 1) or whole.shape[0] not in (1, key.shape[0]) or whole.shape[3] != key.shape[1]:
-        raise UnsupportedModelError(
+        what = (
             "The model attends with a mask of shape {shape} where the sequence is split, which is not a mask "
-            "of the {shape2} keys of this worker alone.",
-            "Set ulysses and ring to 1; the batch can still be split.",
-            shape=tuple(mask.shape),
-            shape2=key.shape[1],
+            "of the {shape2} keys of this worker alone."
         )
+        raise UnsupportedModelError(what, _FIX, shape=tuple(mask.shape), shape2=key.shape[1])
     return whole

@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
 from ..mesh.mesh import Layout, Mesh
 
@@ -43,13 +44,8 @@ def split_sizes(total: int, degree: int, weights: Sequence[float] | None = None)
 
 
 def gather_shares(
-    share: torch.Tensor,
-    dim: int,
-    total: int,
-    group: dist.ProcessGroup,
-    degree: int,
-    weights: Sequence[float] | None = None,
-) -> torch.Tensor:
+    share: Tensor, dim: int, total: int, group: dist.ProcessGroup, degree: int, weights: Sequence[float] | None = None
+) -> Tensor:
     """Put the shares of `total` rows on `dim` together again. Collective over the group; every rank gets the whole.
 
     Args:
@@ -147,14 +143,11 @@ def some_have_no_rows(batch: int, mesh: Layout, together: int = 1) -> bool:
     return batch // together < mesh.plan.batch
 
 
-def gather_batch(rows: torch.Tensor, batch: int, mesh: Mesh, together: int = 1) -> torch.Tensor:
+def gather_batch(rows: Tensor, batch: int, mesh: Mesh, together: int = 1) -> Tensor:
     """Return all rows on every rank. Collective over `mesh.batch`, which every rank of it must join.
 
-    Args:
-        rows: this rank's share on dim 0, (0, ...) where it has none; the other dims and the dtype are the same on
-            all ranks.
-        batch: rows of the whole call.
-        together: see `share_of_batch`.
+    `rows` is this rank's share on dim 0, (0, ...) where it has none; the other dims and the dtype are the same on all
+    ranks. `batch` and `together` as of `share_of_batch`.
     """
     if mesh.batch is None:
         return rows
@@ -162,9 +155,7 @@ def gather_batch(rows: torch.Tensor, batch: int, mesh: Mesh, together: int = 1) 
     return gather_shares(groups, 0, batch // together, mesh.batch, mesh.plan.batch).flatten(0, 1)
 
 
-def join_both(
-    key: torch.Tensor, value: torch.Tensor, gather: Callable[[torch.Tensor], torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def join_both(key: Tensor, value: Tensor, gather: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """Keys and values of all ranks, by one exchange where they are alike but for their width."""
     if key.shape[:-1] != value.shape[:-1] or key.dtype != value.dtype:
         return gather(key), gather(value)

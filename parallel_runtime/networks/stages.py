@@ -26,11 +26,9 @@ Send = Callable[[Mapping[str, torch.Tensor]], None]
 
 
 class StageBlocks:
-    """The blocks of a network as one stage has them; made, they are in place.
+    """The blocks of a network, after `cut_blocks`, as one stage has them; made, they are in place.
 
-    Args:
-        network: after `cut_blocks`.
-        owned: (start, stop) of the stage's blocks, in the order of the lists.
+    `owned` is (start, stop) of the stage's blocks, in the order of the lists.
     """
 
     def __init__(self, network: nn.Module, data: Network, split: TokenSplit, owned: tuple[int, int]):
@@ -76,10 +74,7 @@ class StageBlocks:
 class Stages:
     """A network that runs with all its blocks, or as one stage.
 
-    Args:
-        network: after `cut_blocks`.
-        data: None of one that is not cut.
-        owned: (start, stop) of the blocks that have weights; None: all.
+    `data` is None of one that is not cut; `owned` is (start, stop) of the blocks that have weights, None: all.
     """
 
     def __init__(self, network: nn.Module, data: Network | None, split: TokenSplit, owned: tuple[int, int] | None):
@@ -112,11 +107,8 @@ def all_blocks(network: nn.Module, lists: Sequence[Blocks]) -> list[nn.Module]:
 
 
 def has_stages(network: nn.Module, data: Network, patch: Sequence[int]) -> bool:
-    """Whether stages of a network can work on patches of its latent.
-
-    Args:
-        patch: latent positions that a token takes, by the last dims of the latent.
-    """
+    """Whether stages of a network can work on patches of its latent, of which a token takes `patch` positions, by the
+    last dims."""
     lists = ((blocks, network.get_submodule(blocks.path).children()) for blocks in data.blocks)
     known = data.stages and all(can_be_cut(block, blocks) for blocks, found in lists for block in found)
     return known and len(patch) > 1 and patch[-1] == patch[-2] and set(patch[:-2]) <= {1}
@@ -166,11 +158,8 @@ class _Edge:
         outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
         by_name = dict(zip(self._blocks.returns, outputs, strict=True))
         if any(by_name[name].dtype != whole[name].dtype for name in whole):  # the next stage reckons with that
-            raise UnsupportedModelError(
-                "Blocks of {path} change the type of their tokens, which stages cannot.",
-                "Set stages to 1.",
-                path=self._blocks.path,
-            )
+            what = "Blocks of {path} change the type of their tokens, which stages cannot."
+            raise UnsupportedModelError(what, "Set stages to 1.", path=self._blocks.path)
         assert self._stage.send is not None
         self._stage.send(self._own({name: by_name[name] for name in whole}, shares))
         return self._noted(returned)

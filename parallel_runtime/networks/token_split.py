@@ -32,7 +32,7 @@ class TokenSplit:
     """
 
     def __init__(self, mesh: Mesh):
-        self.tokens = AttendedTokens(mesh, None)
+        self.tokens = AttendedTokens(mesh)
         """What the exchange reads of them."""
         self.patch: LatentPatch | None = None
         """The tokens of a stage's forward; None where there are no stages."""

@@ -6,7 +6,8 @@ patcher: its blocks are nothing that a sum can be written back to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..errors import RequestError
-from .patch_data import PREFIX, PatchSet, decode_patches, decode_value
+from ..requests.trees import restore
+from .patch_data import ADAPTERS, FUNCTIONS, PREFIX, PatchSet, Tree
 
 _PLAIN = (None, "F32", "F16")
 
@@ -29,11 +31,7 @@ MODULES = ("comfy.lora", "comfy.float", "comfy.utils", "comfy.model_patcher", "c
 
 
 class Computing:
-    """Computes patched weights on a device.
-
-    Args:
-        patches: the sets that apply one after the other: the MODEL's, and those of a conditioning's hooks.
-    """
+    """Computes patched weights on a device, by the MODEL's patches and then those of a conditioning's hooks."""
 
     def __init__(self, device: torch.device, patches: PatchSet, hooks: PatchSet):
         self._device = device
@@ -41,10 +39,9 @@ class Computing:
         self._hooks = hooks
 
     def weight(self, name: str, base: torch.Tensor, owner: nn.Module) -> torch.Tensor:
-        """One weight with all its patches.
+        """One weight with all its patches; `name` is ComfyUI's without prefix.
 
         Args:
-            name: ComfyUI's, without prefix.
             base: as the file has it; it is not written to.
             owner: the layer that has it, which may have rules of its own for quantised weights.
         """
@@ -94,11 +91,8 @@ class Computing:
     def folded(self, name: str, weight: torch.Tensor, layer: str, inputs: int) -> torch.Tensor:
         """The weight or bias of a layer with which it gives what ComfyUI's bypass gives beside an unchanged one.
 
-        An adapter's bypass is affine in what the layer gets, so it is computed once, on the unit vectors.
-
-        Args:
-            weight: the layer's own, with its patches.
-            inputs: of the layer.
+        An adapter's bypass is affine in what the layer gets, so it is computed once, on the unit vectors. `weight` is
+        the layer's own, with its patches.
 
         Raises:
             RequestError: ComfyUI's adapter cannot do it.
@@ -120,14 +114,39 @@ class Computing:
         return comfy.float.stochastic_rounding(result.contiguous(), weight.dtype, seed=_seed(PREFIX + name))
 
 
+def decode_patches(patches: Sequence[Any], factors: Mapping[str, torch.Tensor]) -> list[tuple[Any, ...]]:
+    """A weight's patches as ComfyUI has them; its code must be importable.
+
+    Raises:
+        RequestError: this ComfyUI has no such adapter or function.
+    """
+    decoded = []
+    for strength, value, strength_model, offset, function in patches:
+        place = None if offset is None else tuple(offset)
+        known = None if function is None else _find(function, FUNCTIONS)
+        decoded.append((strength, decode_value(value, factors), strength_model, place, known))
+    return decoded
+
+
+def decode_value(value: Tree, factors: Mapping[str, torch.Tensor]) -> Any:
+    """A patch's value as ComfyUI has it."""
+    tensors = [factors[name].view(getattr(torch, dtype)).reshape(shape) for name, dtype, shape in value["tensors"]]
+    content = restore(value["tree"], tensors)
+    return _find(value["made"], ADAPTERS)(set(), content) if value["made"] else content
+
+
+def _find(name: str, inside: str) -> Any:
+    module, _, attribute = name.partition(":")
+    found = getattr(importlib.import_module(module), attribute, None) if module.startswith(inside) else None
+    if not callable(found):
+        raise RequestError("The ComfyUI of the workers has no {name}.", "Restart ComfyUI.", name=name)
+    return found
+
+
 def beside(
     layer: str, adapter: Any, strength: float, x: torch.Tensor, forward: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """What ComfyUI's bypass of a linear layer gives.
-
-    Args:
-        x: (..., inputs).
-        forward: of the layer without it.
+    """What ComfyUI's bypass of a linear layer gives for x (..., inputs), of which `forward` is without it.
 
     Raises:
         RequestError: ComfyUI's adapter cannot do it.

@@ -1,7 +1,7 @@
 """Patches of weights as plain data beside their tensors: what ComfyUI's ModelPatcher collects, on its way to the ranks.
 
 A patch is ComfyUI's tuple (strength, value, strength of the model, offset, function). Its tensors, the factors, are
-named by their contents, and so is a set of patches: what the ranks have is not sent again.
+named by their contents, and so is a set of patches: what a rank keeps on its host is not sent again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..errors import RequestError
+from ..errors import NotLoadedError, RequestError
 from ..requests.comfyui_code import ComfyuiCode
-from ..requests.trees import flatten, restore
+from ..requests.requests import KeepPatches
+from ..requests.trees import flatten
 
 PREFIX = "diffusion_model."
 """What ComfyUI's names of a network's weights begin with."""
-_ADAPTERS, _FUNCTIONS = "comfy.weight_adapter.", "comfy."
+ADAPTERS, FUNCTIONS = "comfy.weight_adapter.", "comfy."
 """Modules whose adapters and functions the ranks have."""
 _KINDS = ("diff", "set", "model_as_lora")
 
@@ -55,13 +56,8 @@ NO_PATCHES = PatchSet()
 
 @dataclass(frozen=True)
 class WeightPatches:
-    """What a call asks of the weights.
-
-    Args:
-        patches: of the MODEL.
-        hooks: of its conditioning, on top of them.
-        comfyui: whose code computes them.
-    """
+    """What a call asks of the weights: patches of the MODEL, on top of them those of its conditioning's hooks, and
+    whose code computes them."""
 
     patches: PatchSet = NO_PATCHES
     hooks: PatchSet = NO_PATCHES
@@ -90,11 +86,7 @@ class Encoder:
     def encode(
         self, patches: Mapping[str, Sequence[Sequence[Any]]], bypass: Mapping[str, tuple[Any, float]] | None = None
     ) -> PatchSet:
-        """A set.
-
-        Args:
-            patches: of ComfyUI's ModelPatcher, by its names.
-            bypass: a layer's name -> adapter and strength.
+        """A set, of patches of ComfyUI's ModelPatcher by its names, and of a layer's name -> adapter and strength.
 
         Raises:
             RequestError: a patch that the ranks could not compute, by name.
@@ -140,11 +132,7 @@ class Encoder:
 def check_patches(patches: Mapping[Any, Any]) -> None:
     """Refuse what the ranks could not compute, before its tensors are looked at; for the node that adds it.
 
-    Args:
-        patches: ComfyUI's name, or a tuple of it with offset and function -> value.
-
-    Raises:
-        RequestError: with what it is.
+    Patches are ComfyUI's name, or a tuple of it with offset and function -> value. A RequestError says what it is.
     """
     for key, value in patches.items():
         _inside(key if isinstance(key, str) else key[0])
@@ -154,11 +142,7 @@ def check_patches(patches: Mapping[Any, Any]) -> None:
 
 
 def read_set(name: str, content: torch.Tensor, factors: Mapping[str, torch.Tensor]) -> PatchSet:
-    """The set that `to_bytes` was called on.
-
-    Args:
-        content: (bytes,) uint8, on any device.
-        factors: at least those that it names.
+    """The set that `to_bytes` was called on, which gave the content; the factors are at least those that it names.
 
     Raises:
         RequestError: it is not what its name says, or a factor is missing.
@@ -176,25 +160,39 @@ def read_set(name: str, content: torch.Tensor, factors: Mapping[str, torch.Tenso
     return PatchSet(name, data["weights"], data["bypass"], {factor: factors[factor] for factor in named})
 
 
-def decode_patches(patches: Sequence[Any], factors: Mapping[str, torch.Tensor]) -> list[tuple[Any, ...]]:
-    """A weight's patches as ComfyUI has them; its code must be importable.
+class PatchStore:
+    """Sets of patches and their factors, on the host: the device has those of a moment only."""
 
-    Raises:
-        RequestError: this ComfyUI has no such adapter or function.
-    """
-    decoded = []
-    for strength, value, strength_model, offset, function in patches:
-        place = None if offset is None else tuple(offset)
-        known = None if function is None else _find(function, _FUNCTIONS)
-        decoded.append((strength, decode_value(value, factors), strength_model, place, known))
-    return decoded
+    def __init__(self) -> None:
+        self._factors: dict[str, torch.Tensor] = {}
+        self._sets: dict[str, PatchSet] = {}
 
+    def keep(self, request: KeepPatches, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Do what a request says.
 
-def decode_value(value: Tree, factors: Mapping[str, torch.Tensor]) -> Any:
-    """A patch's value as ComfyUI has it."""
-    tensors = [factors[name].view(getattr(torch, dtype)).reshape(shape) for name, dtype, shape in value["tensors"]]
-    content = restore(value["tree"], tensors)
-    return _find(value["made"], _ADAPTERS)(set(), content) if value["made"] else content
+        Raises:
+            RequestError: a set that is not what it says.
+        """
+        if request.kept is not None:
+            self._sets = {name: each for name, each in self._sets.items() if name in request.kept}
+            used = {factor for each in self._sets.values() for factor in each.factors}
+            self._factors = {name: factor for name, factor in self._factors.items() if name in used}
+        for name in request.factors:
+            # A copy of its own: what the tensors came in goes.
+            self._factors[name] = as_bytes(tensors[name].cpu()).clone()
+        for name in request.sets:
+            self._sets[name] = read_set(name, tensors[name], self._factors)
+
+    def find(self, names: Sequence[str]) -> WeightPatches:
+        """The patches of a request.
+
+        Raises:
+            NotLoadedError: they are not here.
+        """
+        if any(name and name not in self._sets for name in names):
+            raise NotLoadedError("The workers do not have the LoRA's weights.", "Queue the prompt again.")
+        patches, hooks = (self._sets[name] if name else NO_PATCHES for name in names)
+        return WeightPatches(patches, hooks)
 
 
 def _text(weights: Mapping[str, Any], bypass: Mapping[str, Any]) -> bytes:
@@ -217,25 +215,17 @@ def _read(value: Any) -> tuple[str, Any]:
         return "", value
     if isinstance(value, torch.nn.Module) or not hasattr(value, "weights"):
         raise _refusal(f"a weight patch of the class {type(value).__module__}.{type(value).__name__}")
-    made = _name_of(type(value), _ADAPTERS)
+    made = _name_of(type(value), ADAPTERS)
     weights = value.weights
     return made, tuple(weights) if isinstance(weights, (list, tuple)) else weights
 
 
-def _name_of(thing: Any, inside: str = _FUNCTIONS) -> str:
+def _name_of(thing: Any, inside: str = FUNCTIONS) -> str:
     name = f"{thing.__module__}:{thing.__qualname__}"
     known = thing.__module__.startswith(inside) and "<" not in name
     if not known or getattr(importlib.import_module(thing.__module__), thing.__qualname__, None) is not thing:
         raise _refusal(f"a weight patch of the node pack's own ({name})")
     return name
-
-
-def _find(name: str, inside: str) -> Any:
-    module, _, attribute = name.partition(":")
-    found = getattr(importlib.import_module(module), attribute, None) if module.startswith(inside) else None
-    if not callable(found):
-        raise RequestError("The ComfyUI of the workers has no {name}.", "Restart ComfyUI.", name=name)
-    return found
 
 
 def _refusal(what: str) -> RequestError:

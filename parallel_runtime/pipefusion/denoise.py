@@ -165,13 +165,8 @@ def _elsewhere(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:
 
 
 def forward_once(runner: StageRunner, x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor | None:
-    """One exact call of the transformer, all patches at once: for samplers that run in ComfyUI.
-
-    Args:
-        x: (B, C, ...) in the model's dtype; timestep: (B,) float32.
-
-    Returns:
-        On the first stage the prediction in ComfyUI's layout; None on the others.
+    """One exact call of the transformer, all patches at once: for samplers that run in ComfyUI. Of x (B, C, ...) in the
+    model's dtype and timestep (B,) float32 the prediction in ComfyUI's layout on the first stage; None on the others.
     """
     runner.expect(None)
     outputs = runner.evaluate([x], timestep, None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from ..denoising.predict import Call, own_calls
 from ..mesh.links import Inbox, Links, Outbox, pack, unpack
-from ..mesh.mesh import Mesh
 from ..networks.latent_patches import Patch, cut_patches
 from ..networks.network import Network
 from ..networks.shares import gather_batch
@@ -18,11 +18,9 @@ _Forward = tuple[int, "Patch | None"]
 
 
 class StageRunner:
-    """Runs one stage of one request.
+    """Runs one stage of one request, whose blocks the network has.
 
     Args:
-        network: has the blocks of the stage.
-        branches: conditioning of each CFG branch.
         x: what a branch's forward sees, (B, C, ...); only shape, dtype and device are read.
         patches: that the latent is to be cut into.
         keep: whether keys and values are kept from evaluation to evaluation.
@@ -31,14 +29,13 @@ class StageRunner:
     def __init__(
         self,
         network: Network,
-        mesh: Mesh,
         links: Links,
         branches: Sequence[Conditioning],
-        x: torch.Tensor,
+        x: Tensor,
         patches: int,
         keep: bool,
     ):
-        self.mesh = mesh
+        self.mesh = mesh = network.mesh
         self._network, self._x, self._keep = network, x, keep
         self.batch, self.total = x.shape[0], x.shape[0] * len(branches)
         self.inbox, self.outbox = Inbox(links.previous, x.device), Outbox(links.following)
@@ -56,9 +53,7 @@ class StageRunner:
             if (number, patch) in self._known:
                 self.inbox.expect(*self._known[number, patch])
 
-    def evaluate(
-        self, inputs: Sequence[torch.Tensor], timestep: torch.Tensor, patch: Patch | None
-    ) -> list[torch.Tensor] | None:
+    def evaluate(self, inputs: Sequence[Tensor], timestep: Tensor, patch: Patch | None) -> list[Tensor] | None:
         """Run this stage for one patch, or for all at once. Collective over the pipeline's neighbours in turn.
 
         Args:
@@ -94,18 +89,18 @@ class StageRunner:
         if self._network.stages.now is not None:
             self._network.stages.now.forget()
 
-    def _receive(self, shapes: Mapping[str, torch.Size], dtype: torch.dtype, key: _Forward) -> dict[str, torch.Tensor]:
+    def _receive(self, shapes: Mapping[str, torch.Size], dtype: torch.dtype, key: _Forward) -> dict[str, Tensor]:
         if key not in self._known:
             self._known[key] = sum(shape.numel() for shape in shapes.values()), dtype
             self.inbox.expect(*self._known[key])
         return unpack(self.inbox.take(), shapes)
 
 
-def flatten_rows(latent: torch.Tensor) -> torch.Tensor:
+def flatten_rows(latent: Tensor) -> Tensor:
     """(B, C, H, W) as it is; (B, C, F, H, W) -> (B, C, F·H, W)."""
     return latent.flatten(2, -2)
 
 
-def _band(latent: torch.Tensor, patch: Patch | None) -> torch.Tensor:
+def _band(latent: Tensor, patch: Patch | None) -> Tensor:
     rows = flatten_rows(latent)
     return rows if patch is None else rows[patch.band]

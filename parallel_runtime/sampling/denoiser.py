@@ -36,20 +36,12 @@ class Prediction:
     add_noise: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def _unscaled(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-    return x
-
-
 def _unit_variance(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     return x / (sigma**2 + 1.0) ** 0.5
 
 
 def _exploding(latent: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     return noise * sigma + latent
-
-
-def _straight(latent: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-    return sigma * noise + (1.0 - sigma) * latent
 
 
 def _denoised_from_velocity(x: torch.Tensor, output: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
@@ -63,7 +55,12 @@ def _denoised_from_v(x: torch.Tensor, output: torch.Tensor, sigma: torch.Tensor)
     return x / variance - output.to(x.dtype) * sigma / variance**0.5
 
 
-FLOW = Prediction("flow", _unscaled, _denoised_from_velocity, _straight)
+FLOW = Prediction(
+    "flow",
+    model_input=lambda x, sigma: x,
+    denoised=_denoised_from_velocity,
+    add_noise=lambda latent, noise, sigma: sigma * noise + (1.0 - sigma) * latent,
+)
 # x minus the noise in it: the same line as along a velocity.
 EPS = Prediction("eps", _unit_variance, _denoised_from_velocity, _exploding)
 V_PREDICTION = Prediction("v_prediction", _unit_variance, _denoised_from_v, _exploding)
@@ -156,7 +153,7 @@ class Denoiser:
         return replace(evaluation, x=self.inpaint.before(evaluation.x, evaluation.sigma, self.prediction))
 
     def model_input(self, masked: Evaluation) -> torch.Tensor:
-        """Return what the transformer is to see, (B, C, ...) float32."""
+        """What the transformer is to see, (B, C, ...) float32."""
         return self.prediction.model_input(masked.x, masked.sigma)
 
     def finish(self, masked: Evaluation, outputs: Sequence[torch.Tensor]) -> torch.Tensor:

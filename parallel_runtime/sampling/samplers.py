@@ -60,12 +60,8 @@ OnStep = Callable[[Evaluation, torch.Tensor], None]
 
 
 def take_steps(rule: Rule, x: torch.Tensor, sigmas: torch.Tensor) -> Steps:
-    """A run of len(sigmas) - 1 steps over x or over a part of it; all its state is in the generator.
-
-    Args:
-        x: latent noised to sigmas[0], or a part of it, (B, C, ...) float32.
-        sigmas: (steps + 1,) float32; only the last may be 0.
-    """
+    """A run of the steps between sigmas, float32, of which only the last may be 0, over x (B, C, ...) float32, a latent
+    noised to the first or a part of it; all its state is in the generator."""
     levels, sigmas = sigmas.tolist(), sigmas.to(x.device)  # the host waits for sigmas here, and in no step
     previous = None
     for index, level in enumerate(levels[1:]):

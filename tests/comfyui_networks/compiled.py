@@ -18,11 +18,10 @@ from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks import compiled_blocks
 from parallel_runtime.networks.comfyui import comfy_network
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
-from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
-from parallel_runtime.networks.comfyui.description import describe_network
-from parallel_runtime.networks.comfyui.own_cache import OwnCache
+from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork, OwnCache
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.cut_blocks import cut_blocks
+from parallel_runtime.networks.facts import describe_network
 from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.token_split import TokenSplit
 from parallel_runtime.requests.patches import CARRIED, PATCHES, REPLACED, Patch

@@ -14,7 +14,8 @@ import torch
 
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.tables.comfyui import find_network
-from parallel_runtime.patching.patch_data import UNPATCHED, Encoder, WeightPatches, decode_patches
+from parallel_runtime.patching.comfyui_patches import decode_patches
+from parallel_runtime.patching.patch_data import UNPATCHED, Encoder, WeightPatches
 
 
 def agree(rank: int, world_size: int, comfyui: str) -> dict[str, float]:

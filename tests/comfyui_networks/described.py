@@ -8,7 +8,7 @@ import torch
 
 from parallel_runtime.engine.family import Family
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
-from parallel_runtime.networks.comfyui.description import describe_network
+from parallel_runtime.networks.facts import describe_network
 from parallel_runtime.requests.facts import Seen
 
 

@@ -15,8 +15,8 @@ from parallel_runtime.networks import compiled_blocks
 from parallel_runtime.networks.comfyui import comfy_network
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
-from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
+from parallel_runtime.networks.facts import describe_network
 from parallel_runtime.networks.token_split import TokenSplit
 from parallel_runtime.requests.conditioning import Conditioning
 from tests.comfyui_networks.compiled import as_held, enter_forward, run_call

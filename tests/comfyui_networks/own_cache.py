@@ -12,7 +12,7 @@ from parallel_runtime.loading.comfyui_network import NetworkReader, NetworkWeigh
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
-from parallel_runtime.networks.comfyui.description import describe_network
+from parallel_runtime.networks.facts import describe_network
 
 
 class _Held(NetworkWeights):

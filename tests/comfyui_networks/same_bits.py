@@ -49,7 +49,7 @@ def _compare(path: Path, file: str, format: str, attention: str, gpu: bool) -> l
     from parallel_runtime.loading.comfyui_network import NetworkReader, NetworkWeights
     from parallel_runtime.loading.host_file import open_host_file
     from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
-    from parallel_runtime.networks.comfyui.description import describe_network
+    from parallel_runtime.networks.facts import describe_network
 
     _write(path, file, format)
     patcher = comfy.sd.load_diffusion_model(str(path))

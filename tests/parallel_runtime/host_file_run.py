@@ -12,7 +12,7 @@ import torch
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.loading.host_file import open_host_file
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
-from parallel_runtime.networks.comfyui.description import describe_network
+from parallel_runtime.networks.facts import describe_network
 
 
 def look_at(rank: int, world_size: int, comfyui: str, files: list[str]) -> dict[str, list[str]]:

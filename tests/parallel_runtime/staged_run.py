@@ -17,7 +17,7 @@ from parallel_runtime.engine.plan_meshes import Meshes
 from parallel_runtime.engine.resident import Resident
 from parallel_runtime.engine.weight_store import WeightStore
 from parallel_runtime.mesh.links import build_links
-from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer, parallelize
 from parallel_runtime.pipefusion.denoise import PipelineDenoising, forward_once
@@ -113,11 +113,11 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
         ]
         with torch.no_grad():
             if case.get("forward"):
-                runner = StageRunner(stage, mesh, links, branches[:1], inputs["x"], 1, keep=False)
+                runner = StageRunner(stage, links, branches[:1], inputs["x"], 1, keep=False)
                 timestep = torch.full((inputs["x"].shape[0],), 0.7)
                 result = forward_once(runner, inputs["x"], timestep)
             else:
-                result = _sample(case, stage, mesh, links, branches, inputs, plan, dtype)
+                result = _sample(case, stage, links, branches, inputs, plan, dtype)
         if result is not None and rank == 0:
             results[case["name"]] = result
     return results
@@ -126,7 +126,6 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
 def _sample(
     case: dict[str, Any],
     stage: ParallelTransformer,
-    mesh: Mesh,
     links: Any,
     branches: Any,
     inputs: Any,
@@ -134,7 +133,7 @@ def _sample(
     dtype: torch.dtype,
 ) -> Any:
     denoising = Denoising(sample_request(case), dtype)
-    runner = StageRunner(stage, mesh, links, branches, inputs["x"].to(dtype), plan.patches, keep=True)
+    runner = StageRunner(stage, links, branches, inputs["x"].to(dtype), plan.patches, keep=True)
     tensors = {"x": inputs["x"], "sigmas": inputs["sigmas"], "timesteps": inputs["sigmas"]}
     return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, Quiet()).run()
 
@@ -161,7 +160,7 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
         if mesh.links is None:
             output = Predictor(network, mesh)([Call(x, timestep, text)])[0]
         else:
-            runner = StageRunner(network, mesh, mesh.links, [text], x, 1, keep=False)
+            runner = StageRunner(network, mesh.links, [text], x, 1, keep=False)
             with torch.no_grad():
                 output = forward_once(runner, x, timestep)
             assert resident.network is not None

@@ -75,7 +75,7 @@ def error_of(case: dict[str, Any], mesh: Mesh) -> float:
         hidden = (mask == -torch.inf) if mask.is_floating_point() else ~mask
         value = torch.where(hidden.transpose(1, 3).expand(case["batch"], -1, 1, 1), 1e30, value)
     whole = attention(query, key, torch.where(value > 1e29, 0.0, value), mask, case["scale"])
-    attended, own = AttendedTokens(mesh, None), slice(0, tokens)
+    attended, own = AttendedTokens(mesh), slice(0, tokens)
     shares = [split_sizes(total, mesh.plan.sequence, mesh.speeds) for total in totals.values()]
     lengths = tuple(sum(share) for share in zip(*shares, strict=True))
     if min(lengths) == 0:

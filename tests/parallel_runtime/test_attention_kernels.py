@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parallel_runtime.attention import choice, installed
+from parallel_runtime.attention import choice, kernels
 from parallel_runtime.attention.choice import check_ring, choose, resolve_kernel
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ATTENTION_BACKENDS, COMFYUIS
@@ -135,7 +135,7 @@ def test_a_kernel_that_cannot_run_here_is_refused_by_name(name):
 def packages(monkeypatch):
     """Stand-ins for FlashAttention 3 and SageAttention, which record how they were called."""
     calls = []
-    installed._flash3_must_be_asked.cache_clear()
+    kernels._flash3_must_be_asked.cache_clear()
 
     def install(name, **functions):
         module = types.ModuleType(name)
@@ -156,7 +156,7 @@ def packages(monkeypatch):
     install("flash_attn_interface", flash_attn_func=flash_attn_func)
     install("sageattention", sageattn=sageattn)
     yield calls
-    installed._flash3_must_be_asked.cache_clear()
+    kernels._flash3_must_be_asked.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["flash3", "sage"])
@@ -194,7 +194,7 @@ def test_the_first_versions_of_flash_attention_3_always_tell_the_log_sum_exp(pac
 
 @pytest.mark.parametrize(("name", "what"), [("flash3", "FlashAttention 3"), ("sage", "SageAttention")])
 def test_a_package_that_is_not_installed_is_named(name, what, monkeypatch):
-    monkeypatch.setattr(installed, "is_missing", lambda kernel: True)
+    monkeypatch.setattr(choice, "is_missing", lambda kernel: True)
     with pytest.raises(ConfigurationError, match=f"'{name}' needs the Python package .*Install {what}"):
         resolve_kernel(name, CPU, torch.float32, 64)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.load_transformer import load_transformer
-from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.networks.diffusers.registry import MODELS
+from parallel_runtime.loading.checkpoint import MODELS, open_checkpoint
+from tests.authors_names import NAMES
 from tests.family_files import FILES
 from tests.parallel_runtime.model_forward import CPU
 from tests.tiny_model import make_state_dict, write_diffusers_folder
@@ -19,7 +19,7 @@ SMALLEST = {"PixArt": "alpha, one layer", "HunyuanDiT": "1.1", "SDXL": "KOALA", 
 
 
 def test_the_table_has_every_family():
-    assert {files.spec for files in FILES.values()} == {spec.name for spec in MODELS}
+    assert {files.spec for files in FILES.values()} == {NAMES[spec.transformer_class] for spec in MODELS}
 
 
 @pytest.mark.parametrize("family", SMALLEST)

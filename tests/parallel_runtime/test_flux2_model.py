@@ -6,7 +6,7 @@ from itertools import product
 
 import torch
 
-from parallel_runtime.networks.diffusers.flux2 import FLUX2
+from parallel_runtime.networks.diffusers.flux import FLUX2
 from tests.tiny_flux2 import tiny_config
 
 

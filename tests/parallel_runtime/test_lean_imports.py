@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from parallel_runtime.networks.diffusers.registry import MODELS
+from parallel_runtime.loading.checkpoint import MODELS
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 
 CODE = """

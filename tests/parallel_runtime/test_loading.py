@@ -152,10 +152,10 @@ def test_opening_needs_neither_diffusers_nor_a_network(tmp_path):
     path = write_diffusers_folder(tmp_path / "m", CONFIG)
     script = (
         "import sys; from parallel_runtime.loading.checkpoint import open_checkpoint;"
-        "print(open_checkpoint(sys.argv[1]).spec.name, 'diffusers' in sys.modules)"
+        "print(open_checkpoint(sys.argv[1]).spec.transformer_class, 'diffusers' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", script, path], capture_output=True, text=True, env=environment, check=False
     )
-    assert done.stdout.split() == ["flux", "False"], done.stderr
+    assert done.stdout.split() == ["FluxTransformer2DModel", "False"], done.stderr

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.load_transformer import load_transformer
 from parallel_runtime.errors import CheckpointError, ParallelError, UnsupportedModelError
-from parallel_runtime.loading.checkpoint import name_contents, open_checkpoint
-from parallel_runtime.networks.diffusers.registry import MODELS
+from parallel_runtime.loading.checkpoint import MODELS, name_contents, open_checkpoint
 from tests.tiny_flux import tiny_config, weights_file, write_diffusers_folder
 
 CPU = torch.device("cpu")

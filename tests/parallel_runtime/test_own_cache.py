@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.networks.comfyui.own_cache import OwnCache
+from parallel_runtime.networks.comfyui.comfy_network import OwnCache
 from parallel_runtime.networks.tables.blocks import Network
 from parallel_runtime.networks.tables.comfyui import NETWORKS
 from tests.comfyui_checkout import HOW, find_comfyui

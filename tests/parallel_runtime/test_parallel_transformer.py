@@ -101,4 +101,4 @@ def test_attention_to_other_tokens_than_its_own_is_refused_where_the_sequence_is
     mesh = Mesh(ParallelPlan(ulysses=2), 0, ONE.coordinate)
     query, other = torch.zeros(1, 4, 2, 8), torch.zeros(1, 3, 2, 8)
     with pytest.raises(UnsupportedModelError, match="other tokens"):
-        AttendedTokens(mesh, None).attend(KERNELS["math"], query, other, other, None, None)
+        AttendedTokens(mesh).attend(KERNELS["math"], query, other, other, None, None)

@@ -67,7 +67,7 @@ def largest_errors(rank: int, world_size: int, totals: list[int]) -> dict[str, l
     """Run by `run_ranks`: this rank's largest difference over a ring, for each number of tokens."""
     mesh = build_mesh(ParallelPlan(ring=world_size), rank, world_size)
     assert mesh is not None
-    attended, errors = AttendedTokens(mesh, None), []
+    attended, errors = AttendedTokens(mesh), []
     for tokens in totals:
         query, key, value = torch.randn(3, 1, tokens, 2, 16, generator=torch.Generator().manual_seed(tokens))
         sizes = split_sizes(tokens, world_size)
@@ -107,6 +107,6 @@ def test_a_kernel_without_log_sum_exp_is_refused_for_a_ring_by_name_with_those_t
 @pytest.mark.parametrize("axis", ["ulysses", "ring"])
 def test_a_mask_that_is_not_of_this_ranks_keys_is_refused_where_the_sequence_is_split(axis, shape):
     mesh = Mesh(ParallelPlan(**{axis: 2}), 0, ONE.coordinate)
-    attended, query = AttendedTokens(mesh, None), torch.zeros(2, 4, 2, 8)
+    attended, query = AttendedTokens(mesh), torch.zeros(2, 4, 2, 8)
     with pytest.raises(UnsupportedModelError, match="mask of shape .* 4 keys"):
         attended.attend(KERNELS["math"], query, query, query, torch.zeros(shape, dtype=torch.bool), None)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from parallel_runtime.errors import RequestError
-from parallel_runtime.patching.patch_data import Encoder, PatchSet, WeightPatches
-from parallel_runtime.patching.patch_store import PatchStore
+from parallel_runtime.patching.patch_data import Encoder, PatchSet, PatchStore, WeightPatches
 from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.requests import KeepPatches
 from workers.client import held

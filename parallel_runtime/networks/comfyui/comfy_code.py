@@ -18,29 +18,20 @@ _LOCK = threading.Lock()
 def use_comfyui(folder: str, options: Mapping[str, Any]) -> None:
     """Make `comfy` importable: call before anything imports it, and after this process has taken its device.
 
-    Args:
-        folder: of a ComfyUI checkout.
-        options: values of ComfyUI's command line by the parser's names; those that this one does not have are left out.
+    `options` are values of ComfyUI's command line by the parser's names; those that this one does not have go nowhere.
 
     Raises:
         ConfigurationError: there is no ComfyUI, or the process has another one already.
     """
     root = Path(folder)
     if not (root / "comfy" / "sd.py").is_file():
-        raise ConfigurationError(
-            "There is no ComfyUI in {folder} on the host of this worker.",
-            "Install ComfyUI at the same place on every host.",
-            folder=folder,
-        )
+        what = "There is no ComfyUI in {folder} on the host of this worker."
+        raise ConfigurationError(what, "Install ComfyUI at the same place on every host.", folder=folder)
     with _LOCK:
         if loaded := sys.modules.get("comfy.cli_args"):
             if loaded.__file__ is None or Path(loaded.__file__).resolve().parent.parent != root.resolve():
-                raise ConfigurationError(
-                    "The workers run with the ComfyUI of {file}, and are asked for that of {root}.",
-                    "Restart ComfyUI.",
-                    file=loaded.__file__,
-                    root=root,
-                )
+                what = "The workers run with the ComfyUI of {file}, and are asked for that of {root}."
+                raise ConfigurationError(what, "Restart ComfyUI.", file=loaded.__file__, root=root)
             return
         # At the end: ComfyUI has a module `nodes`, as this pack has a package of that name.
         sys.path.append(str(root))

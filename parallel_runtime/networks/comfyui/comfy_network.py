@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from ...attention.choice import resolve_kernel
 from ...config import COMFYUIS
@@ -15,26 +16,26 @@ from ...exchange.head_routes import HeadSharing
 from ...mesh.mesh import single_rank_mesh
 from ...requests.patches import CARRIED
 from ..block_attention import Suited
+from ..cut_blocks import SPLIT_NO_TOKENS
+from ..facts import Described
 from ..network import Network
 from ..tables.blocks import LATENT_SHAPES
-from .description import Described
+from ..tables.blocks import Network as Data
 from .live_patches import LivePatches, act_between_blocks
 from .prepared_network import agreeing_on_scales
 from .seam import IN_LOOP, RUN_SIGMAS, enter, look_up
 
 _OTHER_VALUES = (0.9, 0.5)
 """What x and timestep are multiplied by to see whether a recording follows them."""
+_MOST = 4
+"""Tensors that are told apart at once: reference pictures of the CFG branches."""
 
 
 class ComfyNetwork(Network):
     """Runs calls in ComfyUI's convention over a mesh, which is what the network takes by itself.
 
-    Args:
-        held: the network as a rank has it, `NetworkWeights` of loading/comfyui_network.py.
-        latent: ComfyUI's format of the latents.
-        attention: one of config.ATTENTION_BACKENDS.
-        dtype: that it computes in.
-        compile: the blocks that the data names are compiled when they first run.
+    `held` is the network as a rank has it (`NetworkWeights` of loading/comfyui_network.py), `latent` ComfyUI's format
+    of its latents, `attention` one of config.ATTENTION_BACKENDS, `dtype` what it computes in.
     """
 
     def __init__(
@@ -61,24 +62,10 @@ class ComfyNetwork(Network):
 
     @torch.no_grad()
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any]) -> torch.Tensor:
-        """One call in ComfyUI's convention. Collective over the sequence group.
-
-        Args:
-            x: (B, C, ...), or (B, 1, N) of several latents one after the other, whose shapes the conditioning names.
-            timestep: (B,) or (B, frames), float32.
-            conditioning: context and the family's extras; control, residuals of a ControlNet.
-
-        Returns:
-            The prediction, shaped as the latent part of x.
-
-        Raises:
-            UnsupportedModelError: the network did not run as its data says.
-        """
         # What functions of nodes do in a call (remember, look at values) is in no recording.
         return self.record_or_call(x, timestep, dict(conditioning), at_once=_patched(conditioning))
 
     def call_at_once(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: dict[str, Any]) -> torch.Tensor:
-        """What `predict` does, without recording."""
         output = self._call(x, timestep, conditioning)
         if self._split.keeps:
             # Which ranks had kept it already follows from nothing that they agreed on. So one that had not has now, by
@@ -104,11 +91,8 @@ class ComfyNetwork(Network):
         with self._running(patched, compiles), agreeing_on_scales() if by_input else contextlib.nullcontext():
             output = enter(self._held.network, given, timestep, {**arguments, "transformer_options": options}, in_loop)
         if split.pending:
-            raise UnsupportedModelError(
-                "The network left {pending} before the last block.",
-                "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out.",
-                pending=", ".join(sorted(split.pending)),
-            )
+            what = "The network left {pending} before the last block."
+            raise UnsupportedModelError(what, SPLIT_NO_TOKENS, pending=", ".join(sorted(split.pending)))
         return output if isinstance(output, torch.Tensor) else comfy.utils.pack_latents(output)[0]
 
     @torch.no_grad()
@@ -118,13 +102,11 @@ class ComfyNetwork(Network):
         return result
 
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape that `predict` gives for an x of that shape."""
         if len(x_shape) - 2 != self._latent.latent_dimensions:
             return x_shape  # several latents in one row
         return (x_shape[0], self._latent.latent_channels, *x_shape[2:])
 
     def forget_runs(self) -> None:
-        """Let go of what runs have left behind on the device."""
         super().forget_runs()
         self._patches.forget()
         if self._held.here:
@@ -139,3 +121,40 @@ def _other_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """A call with another x and timestep, which come first; what else there is stays the same in a run."""
     other = [(tensor * by).to(tensor.dtype) for tensor, by in zip(tensors, _OTHER_VALUES, strict=False)]
     return [*other, *tensors[len(other) :]]
+
+
+class OwnCache:
+    """The cache of one network, whose own code looks something up by the numbers of objects (`id`).
+
+    These say nothing: rows of a batch are a new object at each call, with a number that another tensor may have had.
+    So the network is given one object for equal contents, which lives as long as what was kept for it.
+    """
+
+    def __init__(self, data: Data | None):
+        self._clears = data.clears if data is not None else ""
+        self._by_object = data.by_object if data is not None else ()
+        self._objects: list[torch.Tensor] = []
+
+    def same_objects(self, network: nn.Module, arguments: dict[str, Any]) -> None:
+        """Put the objects that the network knows in the places of equal ones."""
+        for name in self._by_object:
+            if (given := arguments.get(name)) is None:
+                continue
+            known = next((each for each in self._objects if _equal(each, given)), None)
+            if known is None:
+                if len(self._objects) == _MOST:
+                    self.clear(network)
+                known = given.clone()
+                self._objects.append(known)
+            arguments[name] = known
+
+    def clear(self, network: nn.Module) -> None:
+        """Have the network keep nothing."""
+        if self._clears:
+            getattr(network, self._clears)()
+        self._objects.clear()
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+    return alike and torch.equal(one, other)

@@ -66,9 +66,8 @@ class LivePatches:
             return made[patch.number]
         rule = rule_of(patch.code)
         if rule is None:
-            raise RequestError(
-                "The workers were sent {code}, which no worker may run.", "Report this.", code=patch.code
-            )
+            what = "The workers were sent {code}, which no worker may run."
+            raise RequestError(what, "Report this.", code=patch.code)
         if patch.kept in self._kept:
             return made.setdefault(patch.number, self._kept[patch.kept])
         values = {name: self._value(value, made) for name, value in patch.values.items() if name in rule.values}
@@ -127,13 +126,9 @@ def build(code: str, rule: PatchRule, values: Mapping[str, Any]) -> Any:
         cells = tuple(types.CellType(values[variable]) for variable in inside.co_freevars)
         return types.FunctionType(inside, uses, inside.co_name, rule.defaults, cells)
     except (ImportError, AttributeError, KeyError, StopIteration) as error:
-        raise RequestError(
-            "This ComfyUI has no {path} as {node} of another version has it: {error}.",
-            "Remove {node}, or load the model with Load Diffusion Model.",
-            path=path,
-            node=rule.node,
-            error=error,
-        ) from error
+        what = "This ComfyUI has no {path} as {node} of another version has it: {error}."
+        fix = "Remove {node}, or load the model with Load Diffusion Model."
+        raise RequestError(what, fix, path=path, node=rule.node, error=error) from error
 
 
 def _unimported(module: str) -> types.CodeType:

@@ -49,13 +49,9 @@ def describe_module(module: nn.Module, tensors: list[torch.Tensor]) -> dict[str,
         except TypeError as error:
             if name.startswith(_NOTED):
                 continue
-            raise RequestError(
-                "{name} holds {error} as {name2}, which cannot be sent to the workers.",
-                "Remove the node that applies it, or load the model with Load Diffusion Model.",
-                name=type(module).__name__,
-                error=error,
-                name2=name,
-            ) from error
+            what = "{name} holds {error} as {name2}, which cannot be sent to the workers."
+            fix = "Remove the node that applies it, or load the model with Load Diffusion Model."
+            raise RequestError(what, fix, name=type(module).__name__, error=error, name2=name) from error
     own: dict[str, list[list[Any]]] = {}
     for kind, held in (("parameters", module._parameters), ("buffers", module._buffers)):
         own[kind] = []

@@ -15,7 +15,7 @@ from torch import nn
 from ...errors import UnsupportedModelError
 from ...replaced import replaced
 from ..attention_operator import through_operator
-from ..cut_blocks import cut_blocks
+from ..cut_blocks import SPLIT_NO_TOKENS, cut_blocks
 from ..gguf_layers import use_gguf_kernels
 from ..quantised_layers import hide_quantised
 from ..tables.blocks import Network
@@ -38,12 +38,8 @@ def ask_the_split(modules: Iterable[str]) -> None:
         module = importlib.import_module(each)
         names = [name for name in (*_NAMES, _CHOOSER) if name in vars(module)]
         if not names:
-            raise UnsupportedModelError(
-                "{each} of this ComfyUI has no {names}, through which its tokens could be split.",
-                "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out.",
-                each=each,
-                names=" or ".join(_NAMES),
-            )
+            what = "{each} of this ComfyUI has no {names}, through which its tokens could be split."
+            raise UnsupportedModelError(what, SPLIT_NO_TOKENS, each=each, names=" or ".join(_NAMES))
         for name in names:
             function = vars(module)[name]
             if not hasattr(function, _MARK):

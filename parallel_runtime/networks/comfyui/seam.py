@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..tables.comfyui import find_network
 
@@ -25,9 +25,7 @@ IN_LOOP = "in_loop"
 """Argument of calls that a loop in the ranks makes of a network which rescales."""
 
 
-def enter(
-    network: nn.Module, x: Any, timestep: torch.Tensor, arguments: Mapping[str, Any], in_loop: bool = False
-) -> Any:
+def enter(network: nn.Module, x: Any, timestep: Tensor, arguments: Mapping[str, Any], in_loop: bool = False) -> Any:
     """Call the network at the seam, `in_loop` with what it does around it.
 
     Args:
@@ -51,9 +49,7 @@ def reads_sigmas(network: nn.Module) -> bool:
     return data is not None and data.sigmas_with != "" and getattr(network, data.sigmas_with, None) is not None
 
 
-def tabulate(
-    options: Mapping[str, Any], timestep_of: Callable[[torch.Tensor], torch.Tensor]
-) -> list[torch.Tensor] | None:
+def tabulate(options: Mapping[str, Any], timestep_of: Callable[[Tensor], Tensor]) -> list[Tensor] | None:
     """The argument that says what the sigmas of a run are; None where nobody knows.
 
     Args:
@@ -65,7 +61,7 @@ def tabulate(
     return [sigmas, torch.where(sigmas > 0, timestep_of(sigmas).float(), 0.0)]
 
 
-def look_up(table: list[torch.Tensor], timestep: torch.Tensor) -> dict[str, torch.Tensor]:
+def look_up(table: list[Tensor], timestep: Tensor) -> dict[str, Tensor]:
     """ComfyUI's options of this call. Between the run's sigmas (samplers of second order) it is none of them."""
     sigmas, timesteps = table
     here = timesteps == timestep.flatten()[0]

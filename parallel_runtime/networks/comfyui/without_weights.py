@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +11,7 @@ from torch.overrides import TorchFunctionMode
 from ...replaced import replaced
 
 
-@contextlib.contextmanager
-def with_parameters() -> Iterator[None]:
+def with_parameters() -> contextlib.AbstractContextManager[None]:
     """Inside, ComfyUI makes layers as it does without comfy-aimdo.
 
     With it, as on most GPUs, a Linear of comfy.ops has no parameters before its state dict is loaded. Ours gets none,
@@ -22,10 +20,8 @@ def with_parameters() -> Iterator[None]:
     try:
         from comfy import memory_management
     except ImportError:  # before ComfyUI knew comfy-aimdo
-        yield
-        return
-    with replaced(memory_management, "aimdo_enabled", False):
-        yield
+        return contextlib.nullcontext()
+    return replaced(memory_management, "aimdo_enabled", False)
 
 
 class WithoutWeights(TorchFunctionMode):
@@ -35,13 +31,7 @@ class WithoutWeights(TorchFunctionMode):
     number out of a tensor fail (ACE-Step 1.5).
     """
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called for each function of torch."""
         options = dict(kwargs or {})
         if func is torch.empty:

@@ -14,13 +14,11 @@ from ...errors import RequestError
 
 @dataclass(frozen=True)
 class Call:
-    """One call of `diffusion_model(x, timestep, context, **extras)`.
+    """One call of `diffusion_model(x, timestep, context, **extras)`, of a family that artists call by its title.
 
     Args:
-        title: how artists call the family.
         x: (B, C, H, W) or (B, C, frames, H, W) in the model's dtype.
         context: (1 or B, tokens, width).
-        config: the diffusers config.
         extras: the other arguments; those that are None count as left out.
     """
 
@@ -38,37 +36,23 @@ class Call:
     def check(self, known: Iterable[str], dims: int = 4) -> None:
         """Refuse wrong dimensions, unequal batches, and arguments that are not `known`."""
         if self.x.ndim != dims or self.context.ndim != 3 or self.context.shape[0] not in (1, self.batch):
-            frames = "frames, " if dims == 5 else ""
-            raise RequestError(
-                "{title} takes a latent (batch, channels, {frames}height, width) and text (batch, tokens, "
-                "width), and got {shape} and {shape2}.",
-                "Use a latent and a prompt made for {title}.",
-                title=self.title,
-                frames=frames,
-                shape=tuple(self.x.shape),
-                shape2=tuple(self.context.shape),
-            )
+            what = "{title} takes a latent (batch, channels, {frames}height, width) and text (batch, tokens, "
+            what += "width), and got {shape} and {shape2}."
+            fix = "Use a latent and a prompt made for {title}."
+            frames, shapes = "frames, " if dims == 5 else "", [tuple(each.shape) for each in (self.x, self.context)]
+            raise RequestError(what, fix, title=self.title, frames=frames, shape=shapes[0], shape2=shapes[1])
         given = {name for name, value in self.extras.items() if value is not None}
         if unknown := sorted(given.difference(known)):
-            raise RequestError(
-                "The diffusers network of {title} does not take {unknown}.",
-                "Leave it out.",
-                title=self.title,
-                unknown=", ".join(unknown),
-            )
+            what = "The diffusers network of {title} does not take {unknown}."
+            raise RequestError(what, "Leave it out.", title=self.title, unknown=", ".join(unknown))
 
     def rows(self, name: str, value: Any, dims: int = 0) -> torch.Tensor:
         """One row for every batch item, (1 or B, ...) -> (B, ...), contiguous; `dims` are checked unless 0."""
         shape = tuple(value.shape) if isinstance(value, torch.Tensor) else (type(value).__name__,)
         if shape[:1] not in ((1,), (self.batch,)) or (dims and len(shape) != dims):
-            raise RequestError(
-                "{title} got {name} of shape {shape} for a batch of {batch}.",
-                "Check the nodes that change the conditioning.",
-                title=self.title,
-                name=name,
-                shape=shape,
-                batch=self.batch,
-            )
+            what = "{title} got {name} of shape {shape} for a batch of {batch}."
+            fix = "Check the nodes that change the conditioning."
+            raise RequestError(what, fix, title=self.title, name=name, shape=shape, batch=self.batch)
         return value.expand(self.batch, *shape[1:]).contiguous()
 
     def pooled_text(self) -> torch.Tensor | None:
@@ -84,10 +68,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Adapter(ABC):
-    """Pure pair between ComfyUI's call and diffusers' forward.
+    """Pure pair between ComfyUI's call and diffusers' forward; the title is how artists call the family.
 
     Args:
-        title: how artists call the family.
         extras: names of the keyword arguments beside x, timestep and context.
         arguments: diffusers' argument -> how it is made of the call; None leaves it out.
     """
@@ -164,14 +147,9 @@ class WholeLatentAdapter(Adapter):
         call.check(self.extras, dims=5 if self.frames else 4)
         wanted, got = call.config["in_channels"], call.x.shape[1]
         if got != wanted:  # where `ModelSpec.check_widths` does not see it
-            raise RequestError(
-                "This {title} checkpoint takes {wanted} latent channels, and got {got} channels: {shape}.",
-                "Use the latent, the VAE and the conditioning nodes that belong to this checkpoint.",
-                title=self.title,
-                wanted=wanted,
-                got=got,
-                shape=tuple(call.x.shape),
-            )
+            what = "This {title} checkpoint takes {wanted} latent channels, and got {got} channels: {shape}."
+            fix = "Use the latent, the VAE and the conditioning nodes that belong to this checkpoint."
+            raise RequestError(what, fix, title=self.title, wanted=wanted, got=got, shape=tuple(call.x.shape))
         self.check(call)
         return {self.latent: pad_sides(call.x, self.patch)}
 

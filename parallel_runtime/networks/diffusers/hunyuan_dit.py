@@ -46,21 +46,13 @@ def masked_text(
         text, mask, length = text_of(call), call.extras.get(mask_name), call.config[trained]
         if text is None or mask is None or text.ndim != 3 or mask.shape[1:] != text.shape[1:2]:
             shapes = [None if value is None else tuple(value.shape) for value in (text, mask)]
-            raise RequestError(
-                "{title} takes the texts of two encoders with their masks, and got {shapes} and {shapes2}.",
-                "Encode the prompt with HunyuanDiT's text encoders.",
-                title=call.title,
-                shapes=shapes[0],
-                shapes2=shapes[1],
-            )
+            what = "{title} takes the texts of two encoders with their masks, and got {shapes} and {shapes2}."
+            fix = "Encode the prompt with HunyuanDiT's text encoders."
+            raise RequestError(what, fix, title=call.title, shapes=shapes[0], shapes2=shapes[1])
         if text.shape[1] != length:
-            raise RequestError(
-                "{title} takes texts of {length} tokens, and got {shape}.",
-                "Fill the text up, or cut it.",
-                title=call.title,
-                length=length,
-                shape=text.shape[1],
-            )
+            what = "{title} takes texts of {length} tokens, and got {shape}."
+            fix = "Fill the text up, or cut it."
+            raise RequestError(what, fix, title=call.title, length=length, shape=text.shape[1])
         return call.rows("text", text), call.rows("text mask", mask)
 
     return lambda call: checked(call)[0], lambda call: checked(call)[1].bool()
@@ -79,13 +71,10 @@ def _sizes(call: Call) -> torch.Tensor | None:
     if not call.config["use_style_cond_and_image_meta_size"]:
         return None
     if sizes is None or sizes.shape[1:] != (_SIZES,):
-        raise RequestError(
-            "HunyuanDiT takes image_meta_size of shape ({batch}, {sizes}), and got {got}.",
-            "Check the nodes that change the conditioning.",
-            batch=call.batch,
-            sizes=_SIZES,
-            got=None if sizes is None else tuple(sizes.shape),
-        )
+        what = "HunyuanDiT takes image_meta_size of shape ({batch}, {sizes}), and got {got}."
+        got = None if sizes is None else tuple(sizes.shape)
+        fix = "Check the nodes that change the conditioning."
+        raise RequestError(what, fix, batch=call.batch, sizes=_SIZES, got=got)
     return call.rows("image_meta_size", sizes)
 
 
@@ -99,7 +88,6 @@ def prepare(transformer: torch.nn.Module) -> None:
 
 
 HUNYUAN_DIT = ModelSpec(
-    name="hunyuan_dit",
     transformer_class="HunyuanDiT2DModel",
     cut=(replace(IMAGE, joint={"image_rotary_emb": 0}, rows={"skip": ("hidden_states", 1)}, skips=True),),
     self_attention=("blocks.*.attn1",),

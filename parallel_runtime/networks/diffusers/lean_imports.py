@@ -62,19 +62,15 @@ def import_diffusers() -> ModuleType:
     fix = 'In the folder of Parallel DiT run Python with: -m pip install ".[diffusers]"'
     found = find_version("diffusers")  # other packs may have brought an older one
     if found is None or find_spec("diffusers") is None or Version(found) < Version(OLDEST):
-        raise UnsupportedModelError(
-            "A diffusers folder needs the Python package diffusers ({oldest} or newer), which is not installed.",
-            fix,
-            oldest=OLDEST,
-        )
+        what = "A diffusers folder needs the Python package diffusers ({oldest} or newer), which is not installed."
+        raise UnsupportedModelError(what, fix, oldest=OLDEST)
     try:
         with _without_compiler():
             import diffusers
             import diffusers.utils
     except (ImportError, RuntimeError) as error:  # RuntimeError: how diffusers tells of one of its parts
-        raise UnsupportedModelError(
-            "The Python package diffusers does not import here ({problem}).", fix, problem=error
-        ) from error
+        what = "The Python package diffusers does not import here ({problem})."
+        raise UnsupportedModelError(what, fix, problem=error) from error
     return diffusers
 
 

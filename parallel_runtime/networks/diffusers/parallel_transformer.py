@@ -45,11 +45,9 @@ class ParallelTransformer(Network):
 
     Args:
         transformer: a diffusers transformer with its weights on this rank's device, whole on every rank.
-        spec: the model as data.
         mesh: may be changed later with `set_mesh`; one rank needs no torch.distributed.
         attention: one of config.ATTENTION_BACKENDS.
         compile: regional torch.compile of the blocks in `spec.block_lists`.
-        stream: see `Network`.
         owned: (start, stop) of the blocks that have weights; None: all.
 
     Raises:
@@ -83,12 +81,9 @@ class ParallelTransformer(Network):
             if names and not find_modules(transformer, names):
                 reason = reason or f"it has no module called {' or '.join(names)}"
         if reason:
-            raise UnsupportedModelError(
-                "This {transformer_class} is not as it is known: {reason}.",
-                "Install the diffusers version that this pack asks for.",
-                transformer_class=spec.transformer_class,
-                reason=reason,
-            )
+            what = "This {transformer_class} is not as it is known: {reason}."
+            fix = "Install the diffusers version that this pack asks for."
+            raise UnsupportedModelError(what, fix, transformer_class=spec.transformer_class, reason=reason)
         # From here on the transformer is changed.
         rebind.apply(attending, attend_by_kernel)
         embedder = transformer.get_submodule(spec.timestep_embedder)
@@ -115,18 +110,9 @@ class ParallelTransformer(Network):
 
     @torch.no_grad()
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any]) -> torch.Tensor:
-        """One call in ComfyUI's convention, through the family's adapter. Collective over the sequence group.
-
-        Args:
-            x: (B, C, ...); timestep: (B,) float32; conditioning: context and the family's extras.
-
-        Returns:
-            The prediction, shaped like the latent part of x, in the model's dtype.
-        """
         return self.record_or_call("predict", x, timestep, dict(conditioning))
 
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape that `predict` gives for an x of that shape."""
         return self.spec.adapter.output_shape(x_shape, self.config)
 
     def call_at_once(self, convention: str, *args: Any, **kwargs: Any) -> Any:
@@ -146,7 +132,6 @@ class ParallelTransformer(Network):
             return self.transformer(*args, **kwargs)
 
     def forget_runs(self) -> None:
-        """Let go of all that runs have left behind. What is compiled stays."""
         super().forget_runs()
         self._timestep.begin(None)
 

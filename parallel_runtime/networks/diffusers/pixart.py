@@ -21,13 +21,10 @@ _FORMER_KEYS = ("double_self_attention", "num_vector_embeds", "only_cross_attent
 
 def _check(call: Call) -> None:
     if any(side % _PATCH for side in call.x.shape[-2:]):
-        raise RequestError(
-            "PixArt takes latents of even height and width, and got {shape} x {shape2}.",
-            "Choose a picture size that {patch} divides.",
-            shape=call.x.shape[-2],
-            shape2=call.x.shape[-1],
-            patch=_PATCH * _PIXELS,
-        )
+        what = "PixArt takes latents of even height and width, and got {shape} x {shape2}."
+        fix = "Choose a picture size that {patch} divides."
+        height, width = call.x.shape[-2:]
+        raise RequestError(what, fix, shape=height, shape2=width, patch=_PATCH * _PIXELS)
 
 
 def _micro_conditions(call: Call) -> dict[str, torch.Tensor] | None:
@@ -59,7 +56,6 @@ def prepare(transformer: torch.nn.Module) -> None:
 
 
 PIXART = ModelSpec(
-    name="pixart",
     transformer_class="PixArtTransformer2DModel",
     cut=(
         replace(

@@ -18,30 +18,21 @@ def _check(call: Call) -> None:
     places = call.config["pos_embed_max_size"]
     height, width = call.x.shape[-2:]
     if max(tokens_along(height, _PATCH), tokens_along(width, _PATCH)) > places:
-        raise RequestError(
-            "A latent of {height} x {width} is larger than the {places} x {places} that this {title} "
-            "checkpoint has positions for.",
-            "Make a smaller picture, and upscale it.",
-            height=height,
-            width=width,
-            places=places * _PATCH,
-            title=call.title,
-        )
+        what = "A latent of {height} x {width} is larger than the {places} x {places} that this {title} "
+        what += "checkpoint has positions for."
+        fix = "Make a smaller picture, and upscale it."
+        raise RequestError(what, fix, height=height, width=width, places=places * _PATCH, title=call.title)
 
 
 def _pooled(call: Call) -> torch.Tensor:
     pooled = call.pooled_text()
     if pooled is None:
-        raise RequestError(
-            "{title} needs a pooled text beside the text tokens.",
-            "Encode the prompt with the text encoders of {title}.",
-            title=call.title,
-        )
+        what = "{title} needs a pooled text beside the text tokens."
+        raise RequestError(what, "Encode the prompt with the text encoders of {title}.", title=call.title)
     return pooled
 
 
 SD3 = ModelSpec(
-    name="sd3",
     transformer_class="SD3Transformer2DModel",
     # Image tokens come first, and in some blocks of SD3.5 medium they attend to each other once more.
     cut=(

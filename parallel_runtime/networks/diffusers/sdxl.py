@@ -17,19 +17,15 @@ def _micro_conditions(call: Call) -> dict[str, torch.Tensor]:
     """The pooled text and behind it the sinusoids of sizes and crop (arXiv 2307.01952): both are in y."""
     y, width = call.pooled_text(), call.config["projection_class_embeddings_input_dim"]
     if y is None or y.shape[-1] != width:
-        raise RequestError(
-            "{title} takes a pooled text with sizes of width {width} in this checkpoint, and got {shape}.",
-            "Encode the prompt with the text encoders of {title}.",
-            title=call.title,
-            width=width,
-            shape="none" if y is None else f"one of width {y.shape[-1]}",
-        )
+        what = "{title} takes a pooled text with sizes of width {width} in this checkpoint, and got {shape}."
+        fix = "Encode the prompt with the text encoders of {title}."
+        shape = "none" if y is None else f"one of width {y.shape[-1]}"
+        raise RequestError(what, fix, title=call.title, width=width, shape=shape)
     # diffusers puts the sinusoids of `time_ids` behind `text_embeds`: of no numbers come no more.
     return {"text_embeds": y, "time_ids": y.new_empty((call.batch, 0))}
 
 
 SDXL = ModelSpec(
-    name="sdxl",
     transformer_class="UNet2DConditionModel",
     # Stable Diffusion 1 and 2 have no sizes beside the text; Kolors has another width of text.
     belongs=lambda config: config.get("addition_embed_type") == "text_time" and not config.get("encoder_hid_dim"),

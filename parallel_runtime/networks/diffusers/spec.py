@@ -39,15 +39,12 @@ class ModelSpec:
     """A transformer family as data.
 
     Args:
-        name: registry key, the diffusers file name without `transformer_` ("flux").
-        transformer_class: class name in diffusers.
         cut: how ranks share out the tokens of the blocks, in the words of ComfyUI's networks; () where they share out
             the batch alone, as in U-Nets.
         whole: glob patterns of the lists of blocks that every rank computes whole, in forward order.
         self_attention: glob patterns of the modules whose attention runs over the split sequence; () where none is.
         timestep_embedder: module whose first positional argument is the scaled timestep.
         timestep_scale: what the transformer's forward multiplies the timestep by before that module.
-        adapter: see `Adapter`.
         token: latent positions along one side of a token.
         former_class: what a config.json may call the class that was written before diffusers gave the family its own.
         ignores: keys of a config.json that the class does not take.
@@ -55,7 +52,6 @@ class ModelSpec:
         prepare: called once on a freshly loaded transformer, for what ComfyUI's forward does and diffusers' does not.
     """
 
-    name: str
     transformer_class: str
     self_attention: tuple[str, ...]
     timestep_embedder: str
@@ -94,11 +90,6 @@ class ModelSpec:
         for name, key in self.widths.items():
             value = arguments.get(name)
             if isinstance(value, torch.Tensor) and value.shape[-1] != config[key]:
-                raise RequestError(
-                    "{title} takes {name} of width {config} in this checkpoint, but got {shape}.",
-                    "Connect the text encoder and the latent that belong to this model.",
-                    title=self.title,
-                    name=name,
-                    config=config[key],
-                    shape=value.shape[-1],
-                )
+                what = "{title} takes {name} of width {config} in this checkpoint, but got {shape}."
+                fix = "Connect the text encoder and the latent that belong to this model."
+                raise RequestError(what, fix, title=self.title, name=name, config=config[key], shape=value.shape[-1])

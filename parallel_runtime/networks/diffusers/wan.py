@@ -17,13 +17,10 @@ _TEXT_TOKENS = 512  # of text behind an image embedding: diffusers tells the two
 def _check(call: Call) -> None:
     frames, height, width = call.x.shape[2:]
     if max(frames, tokens_along(height, 2), tokens_along(width, 2)) > _LONGEST_SIDE:
-        raise RequestError(
-            "A video latent of {value} (frames, height, width) is beyond Wan's positions in diffusers, of "
-            "which each side has {longest_side}.",
-            "Use a shorter or smaller video.",
-            value=(frames, height, width),
-            longest_side=_LONGEST_SIDE,
-        )
+        what = "A video latent of {value} (frames, height, width) is beyond Wan's positions in diffusers, of "
+        what += "which each side has {longest_side}."
+        value = (frames, height, width)
+        raise RequestError(what, "Use a shorter or smaller video.", value=value, longest_side=_LONGEST_SIDE)
 
 
 def _image(call: Call) -> torch.Tensor | None:
@@ -32,32 +29,23 @@ def _image(call: Call) -> torch.Tensor | None:
     if call.config.get("image_dim") is None:
         if clip is None:
             return None
-        raise RequestError(
-            "The conditioning holds clip_fea, and this Wan checkpoint has no image embedder to take it in.",
-            "Leave it out, or choose a checkpoint made for it.",
-        )
+        what = "The conditioning holds clip_fea, and this Wan checkpoint has no image embedder to take it in."
+        raise RequestError(what, "Leave it out, or choose a checkpoint made for it.")
     if clip is not None and call.context.shape[1] != _TEXT_TOKENS:
-        raise RequestError(
-            "diffusers' Wan takes prompts of {text_tokens} tokens with an image, and got {shape}.",
-            "Fill the prompt up, or cut it.",
-            text_tokens=_TEXT_TOKENS,
-            shape=call.context.shape[1],
-        )
+        what = "diffusers' Wan takes prompts of {text_tokens} tokens with an image, and got {shape}."
+        fix = "Fill the prompt up, or cut it."
+        raise RequestError(what, fix, text_tokens=_TEXT_TOKENS, shape=call.context.shape[1])
     shape = () if clip is None else tuple(clip.shape)
     if clip is None or len(shape) != 3 or shape[0] not in (1, call.batch) or shape[1] != (both or shape[1]):
-        raise RequestError(
-            "In diffusers this Wan checkpoint takes CLIP vision's view of {wanted}, and got {shape}.",
-            "Give clip_fea, as the model was made for.",
-            wanted="a start image" if both is None else "a start and an end image",
-            shape=shape or "none",
-        )
+        what = "In diffusers this Wan checkpoint takes CLIP vision's view of {wanted}, and got {shape}."
+        wanted = "a start image" if both is None else "a start and an end image"
+        raise RequestError(what, "Give clip_fea, as the model was made for.", wanted=wanted, shape=shape or "none")
     clip = clip.to(call.x).expand(call.batch, -1, -1)
     # diffusers puts the two images side by side itself, out of a batch twice as large.
     return clip if both is None else clip.reshape(2 * call.batch, both // 2, -1)
 
 
 WAN = ModelSpec(
-    name="wan",
     transformer_class="WanTransformer3DModel",
     cut=(replace(IMAGE, joint={"rotary_emb": 1}),),
     self_attention=("blocks.*.attn1",),
