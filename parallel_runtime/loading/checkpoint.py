@@ -12,10 +12,8 @@ from ..networks.diffusers.registry import MODELS
 from ..networks.diffusers.spec import ModelSpec
 from ..said import said
 from .config_limits import check_config
-from .files import Identity, find_files, identity
-from .folder import read_json
+from .files import Identity, expand, find_files, identity, read_json
 from .header import TensorInfo, name_contents, read_header
-from .paths import expand
 from .reading import STORED
 
 _QUANTISED_ENDINGS = (".comfy_quant", ".weight_scale", ".scale_weight", ".weight_scale_2", ".absmax", ".quant_map")

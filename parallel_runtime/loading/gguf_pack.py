@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError, ConfigurationError, UnsupportedModelError
+from .files import reading
 from .header import AGAIN, LARGEST_HEADER, LONGEST_KEY, MOST_TENSORS
-from .paths import reading
 
 SUFFIX = ".gguf"
 _LONGEST_REASON = 300

@@ -23,7 +23,7 @@ import torch
 
 from ..errors import CheckpointError
 from ..gpu_memory.pinned_memory import pinned
-from .paths import reading
+from .files import reading
 
 THREADS = 8
 BUFFER = 16 << 20
