@@ -20,8 +20,7 @@ from ..gpu_memory.alignment import aligned
 from .board import LAUNCHED, MADE, OPEN, STATE, Board, wait_for
 from .deal import piece
 from .dealer import Dealer
-from .peer_driver import DeviceShare
-from .share_memory import HostShare, OtherShare, OwnShare, open_share, room_on_host, too_little_on_host, unfilled_bytes
+from .share_memory import DeviceShare, HostShare, OtherShare, no_room_on_host, open_share, room_on_host, unfilled_bytes
 
 
 class SharedBlocks:
@@ -38,7 +37,7 @@ class SharedBlocks:
         self._starts = [
             list(accumulate((aligned(stop - start) for start, stop in pieces), initial=0)) for pieces in self._pieces
         ]
-        self._own: OwnShare | None = None
+        self._own: HostShare | DeviceShare | None = None
         self._boards: dict[int, Board] = {}
         self._others: dict[int, tuple[int, OtherShare | None]] = {}  # no share: its rank has let it go
 
@@ -66,7 +65,7 @@ class SharedBlocks:
         if self._own is not None:
             return
         if not self.has_room():
-            raise too_little_on_host(self._wanted_of_host())
+            raise no_room_on_host(self._wanted_of_host())
         self._own = DeviceShare(self.size, self.device) if self.dealer.on_device else HostShare(self.size)
         self.board[STATE] = 0
         if self.dealer.folder is not None:
