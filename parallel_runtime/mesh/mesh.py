@@ -93,7 +93,7 @@ def lay_out_plan(
     plan: ParallelPlan, rank: int, world_size: int, speeds: Sequence[float] | None = None
 ) -> Layout | None:
     """Return a rank's part in a plan, None where it takes none. Pure; speeds are of all ranks (speeds.py)."""
-    assert plan.world_size <= world_size  # others are refused before (limits.py)
+    assert plan.world_size <= world_size  # others are refused before (wish.py)
     if rank >= plan.world_size:
         return None
     layout = Layout(plan, rank, _coordinate(plan, rank))

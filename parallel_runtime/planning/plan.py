@@ -10,8 +10,7 @@ from ..config import AXES, ParallelConfig, ParallelPlan
 from ..requests.facts import SLOW_GB_PER_SECOND
 from .coming_blocks import Coming
 from .cost import Cost, predict
-from .limits import check_limits
-from .wish import Wish
+from .wish import Wish, check_limits
 
 _WORTH_A_RANK = 0.98
 """A plan of more ranks takes at most this share of the time, or the ranks stay out."""
