@@ -139,6 +139,9 @@ class SharedBlocks:
         assert state, "a share that is not filled"
         moved = False
         for rank in self._other_ranks():
+            if rank not in self._boards:
+                path = self._path(rank)
+                wait_for(path, lambda told: told.exists(), f"worker {rank} to have memory for its share")
             board = self._board(rank)
             wait_for(board, lambda words: words[STATE] == state, f"worker {rank} to have its share of the weights")
             moved |= self._open(rank, board)
@@ -211,16 +214,10 @@ class SharedBlocks:
         found = []
         for rank in self._other_ranks():
             with suppress(FileNotFoundError):  # it has made none, or lets it go at this moment and reads no more
-                found.append((rank, self._made_board(rank)))
+                found.append((rank, self._board(rank)))
         return found
 
     def _board(self, rank: int) -> Board:
-        if rank not in self._boards:
-            path = self._path(rank)
-            wait_for(path, lambda told: told.exists(), f"worker {rank} to have memory for its share")
-        return self._made_board(rank)
-
-    def _made_board(self, rank: int) -> Board:
         if rank not in self._boards:
             self._boards[rank] = Board(self._path(rank).read_text().split()[0])
         return self._boards[rank]
