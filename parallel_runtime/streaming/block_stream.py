@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .deal import SLOTS
+from ..planning.coming_blocks import SLOTS
 from .shared_blocks import SharedBlocks
 
 

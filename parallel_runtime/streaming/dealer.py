@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from ..errors import ConfigurationError
-from .deal import SLOTS, held_blocks, resident_blocks
+from ..planning.coming_blocks import SLOTS, held_blocks, resident_blocks
 
 _T = TypeVar("_T")
 

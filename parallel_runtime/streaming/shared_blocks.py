@@ -16,9 +16,8 @@ from pathlib import Path
 
 import torch
 
-from ..gpu_memory.alignment import aligned
+from ..gpu_memory.arena import aligned
 from .board import LAUNCHED, MADE, OPEN, STATE, Board, wait_for
-from .deal import piece
 from .dealer import Dealer
 from .share_memory import DeviceShare, HostShare, OtherShare, no_room_on_host, open_share, room_on_host, unfilled_bytes
 
@@ -32,7 +31,7 @@ class SharedBlocks:
         self.dealer = dealer
         self.board = Board()
         self._name = f"share-{hashlib.sha256(repr(dealer.key).encode()).hexdigest()[:32]}"
-        self._pieces = [[piece(size, rank, dealer.ranks) for size in sizes] for rank in range(dealer.ranks)]
+        self._pieces = [[_piece(size, rank, dealer.ranks) for size in sizes] for rank in range(dealer.ranks)]
         # In a rank's share a piece begins aligned, as a kernel that copies it wants; the share's size comes last.
         self._starts = [
             list(accumulate((aligned(stop - start) for start, stop in pieces), initial=0)) for pieces in self._pieces
@@ -239,6 +238,13 @@ class SharedBlocks:
     def _path(self, rank: int) -> Path:
         assert self.dealer.folder is not None
         return self.dealer.folder / f"{self._name}-{rank}"
+
+
+def _piece(size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """(start, stop) of a rank's bytes in a block of so many; the last ranks may have fewer, or none. Every block is cut
+    alike, so that ranks that fetch one fetch from all others at once."""
+    length = aligned(-(-size // ranks))
+    return min(rank * length, size), min((rank + 1) * length, size)
 
 
 @functools.lru_cache(maxsize=64)

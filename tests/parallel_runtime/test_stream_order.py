@@ -13,8 +13,8 @@ import torch
 
 from parallel_runtime.gpu_memory import pinned_memory
 from parallel_runtime.loading import reading
+from parallel_runtime.planning.coming_blocks import SLOTS
 from parallel_runtime.streaming.block_stream import BlockStream
-from parallel_runtime.streaming.deal import SLOTS
 from parallel_runtime.streaming.dealer import Dealer
 from tests.pretended_streams import Streams
 
