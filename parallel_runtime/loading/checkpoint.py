@@ -140,11 +140,7 @@ class CheckpointReader(Reader):
 
 
 def _check_weights(transformer: nn.Module, checkpoint: Checkpoint) -> None:
-    """Compare the parameters with the file's tensors. Reads headers only.
-
-    Raises:
-        CheckpointError: tensors are missing or have another shape than the config says.
-    """
+    """CheckpointError where tensors are missing or have another shape than the config says. Reads headers only."""
     path, title = checkpoint.path, checkpoint.spec.title
     wanted = {name: tuple(tensor.shape) for name, tensor in transformer.state_dict().items()}
     missing = sorted(wanted.keys() - checkpoint.header.keys())
@@ -165,11 +161,8 @@ def _check_weights(transformer: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def build_transformer(checkpoint: Checkpoint) -> nn.Module:
-    """Return the transformer with its matrices on the meta device, and its buffers real.
-
-    Raises:
-        UnsupportedModelError: the installed diffusers does not build this model, or there is none.
-    """
+    """The transformer with its matrices on the meta device, and its buffers real. UnsupportedModelError where the
+    installed diffusers does not build this model, or there is none."""
     diffusers = import_diffusers()
     transformer_class = getattr(diffusers, checkpoint.spec.transformer_class)
     try:

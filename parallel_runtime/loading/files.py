@@ -41,10 +41,7 @@ def find_files(path: str | Path) -> tuple[tuple[Path, ...], Path | None]:
 
 def identity(path: str | Path) -> Identity:
     """(file, device, inode, size in bytes, mtime in ns) of every file behind `path`: equal while none was replaced.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: as `find_files`.
-    """
+    Errors as of `find_files`."""
     found = []
     weights, config = find_files(path)
     for file in weights if config is None else (config, *weights):
@@ -117,11 +114,7 @@ def _is_file_name(name: Any) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a small JSON file that holds an object.
-
-    Raises:
-        CheckpointError: it cannot be read, or is something else.
-    """
+    """Read a small JSON file that holds an object; CheckpointError where it cannot be read, or is something else."""
     with reading(path), path.open("rb") as file:
         text = file.read(_LARGEST_JSON + 1)
     try:

@@ -100,10 +100,8 @@ class HostFile:
         what it computes with beside the network is real.
 
         Conditioning is made in ComfyUI's process, and some models have weights for that (Stable Audio's lengths,
-        Zero123's cameras); some nodes read a few out of the network (SeedVR2's prompts).
-
-        Raises:
-            As ComfyUI's classes, which raise anything: RuntimeError, ValueError, KeyError, ...
+        Zero123's cameras); some nodes read a few out of the network (SeedVR2's prompts). ComfyUI's classes raise
+        anything: RuntimeError, ValueError, KeyError, ...
         """
         tensors = {**self.outside, **self.state_dict}
         with with_parameters(), WithoutWeights(), warnings.catch_warnings():
@@ -121,12 +119,8 @@ class HostFile:
 
 
 class _ReadWhenTaken(dict[str, torch.Tensor]):
-    """A state dict on the meta device; a tensor is read when somebody takes it.
-
-    Args:
-        path: the safetensors file, in which a tensor has the same name or is not.
-        taken: gets the names of tensors that were asked for.
-    """
+    """A state dict on the meta device; a tensor is read when somebody takes it, from the safetensors file in which it
+    has the same name or is not. `taken` gets the names of those that were asked for."""
 
     def __init__(self, path: Path, tensors: Mapping[str, torch.Tensor], taken: set[str]):
         super().__init__(tensors)

@@ -67,11 +67,8 @@ class Board:
 
 
 def wait_for(about: _T, there: Callable[[_T], bool], what: str) -> None:
-    """Wait for what other ranks do, which is soon, until `there` finds it done.
-
-    Raises:
-        PoolError: it does not come; the message has `what`.
-    """
+    """Wait for what other ranks do, which is soon, until `there` finds it done. PoolError, with `what`, where it does
+    not come."""
     deadline = time.monotonic() + _WAIT_SECONDS
     pause = 0.0
     while not there(about):

@@ -104,11 +104,7 @@ class DeviceShare:
 
 
 class OpenedAllocation:
-    """Memory of another process's GPU, by the handle of its `DeviceShare`.
-
-    Raises:
-        DriverError: this GPU cannot read it.
-    """
+    """Memory of another process's GPU, by the handle of its `DeviceShare`; DriverError: this GPU cannot read it."""
 
     def __init__(self, handle: str, device: torch.device):
         torch.cuda.synchronize(device)

@@ -56,11 +56,8 @@ class SharedBlocks:
         return self.size if self.dealer.on_device else 0
 
     def take(self) -> None:
-        """Have memory for the share, not filled; nothing is done where there is some.
-
-        Raises:
-            torch.OutOfMemoryError, OutOfMemoryError: there is not enough.
-        """
+        """Have memory for the share, not filled; nothing is done where there is some. torch.OutOfMemoryError,
+        OutOfMemoryError: there is not enough."""
         if self._own is not None:
             return
         if not self.has_room():
@@ -187,11 +184,8 @@ class SharedBlocks:
             self._others[rank] = (made, None)  # another one will be elsewhere
 
     def give_back(self) -> None:
-        """Let the share go, and those of the others. Of shares on devices every rank does so in the same request.
-
-        Raises:
-            PoolError: another rank does not let it go.
-        """
+        """Let the share go, and those of the others. Of shares on devices every rank does so in the same request;
+        PoolError where another one does not."""
         if self._own is None:
             return
         self.board[STATE] = 0
