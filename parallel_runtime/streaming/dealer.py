@@ -69,7 +69,5 @@ class Dealer:
     def check(self) -> None:
         """ConfigurationError, on all ranks alike, where GPUs cannot read each other's memory."""
         if self.on_device and self.ranks > 1 and not reach_one_another():
-            raise ConfigurationError(
-                "These GPUs cannot read each other's memory, so that weights cannot be spread over them.",
-                "Set weights to host.",
-            )
+            what = "These GPUs cannot read each other's memory, so that weights cannot be spread over them."
+            raise ConfigurationError(what, "Set weights to host.")

@@ -123,7 +123,9 @@ class OpenedAllocation:
 
     def close(self) -> None:
         """Let it go; no copy may be under way, and its owner keeps the memory."""
-        cuda_driver.call("cuIpcCloseMemHandle", self._address)
+        if self._address:
+            cuda_driver.call("cuIpcCloseMemHandle", self._address)
+            self._address = 0
 
 
 OtherShare = HostShare | OpenedAllocation
@@ -167,9 +169,7 @@ def room_on_host() -> int:
 
 def no_room_on_host(wanted: int) -> OutOfMemoryError:
     """What is said of shares of so many bytes, of all ranks, which the host has no room for."""
-    return OutOfMemoryError(
-        "A share of the weights takes {wanted} GiB of the host's memory, of which {available} GiB are free.",
-        "Close other programs, or choose spread as weights in Parallel Config.",
-        wanted=f"{wanted / 2**30:.1f}",
-        available=f"{psutil.virtual_memory().available / 2**30:.1f}",
-    )
+    what = "A share of the weights takes {wanted} GiB of the host's memory, of which {available} GiB are free."
+    fix = "Close other programs, or choose spread as weights in Parallel Config."
+    free = psutil.virtual_memory().available
+    return OutOfMemoryError(what, fix, wanted=f"{wanted / 2**30:.1f}", available=f"{free / 2**30:.1f}")
