@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from parallel_runtime.loading.checkpoint import Checkpoint
+from parallel_runtime.loading.checkpoint import Checkpoint, CheckpointReader
 from parallel_runtime.loading.loaded_weights import LoadedWeights
-from parallel_runtime.loading.weights import CheckpointReader
 
 
 def load_transformer(

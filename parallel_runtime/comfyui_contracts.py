@@ -133,15 +133,9 @@ CONTRACTS: tuple[Contract, ...] = (
 
 def broken_contracts(contracts: Iterable[Contract] = CONTRACTS) -> list[Said]:
     """A sentence for each that the ComfyUI of this process does not keep; [] where all is well."""
-    return [
-        said(
-            "This ComfyUI changed {place}, which the pack uses: {how}. Update the pack.",
-            place=each.place.replace(":", "."),
-            how=how,
-        )
-        for each in contracts
-        if (how := _change(each)) is not None
-    ]
+    template = "This ComfyUI changed {place}, which the pack uses: {how}. Update the pack."
+    changes = ((each.place.replace(":", "."), _change(each)) for each in contracts)
+    return [said(template, place=place, how=how) for place, how in changes if how is not None]
 
 
 @functools.cache
@@ -155,13 +149,11 @@ def newer_than_known(version: str) -> Said | None:
     """A sentence where a ComfyUI is newer than any that was run or read."""
     if _numbers(version) <= _numbers(NEWEST_READ):
         return None
-    return said(
+    template = (
         "ComfyUI {version} is newer than any that this version of the pack was run with ({run}) or read for ({read}). "
-        "Classes of networks that changed share out CFG branches and pictures alone.",
-        version=version,
-        run=NEWEST_RUN,
-        read=NEWEST_READ,
+        "Classes of networks that changed share out CFG branches and pictures alone."
     )
+    return said(template, version=version, run=NEWEST_RUN, read=NEWEST_READ)
 
 
 def _numbers(version: str) -> list[int]:

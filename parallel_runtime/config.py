@@ -87,31 +87,23 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.version, int) or self.version > CONFIG_VERSION:
-            raise ConfigurationError(
-                "This parallel configuration has version {version}, and the installed Parallel DiT reads up to "
-                "version {config_version}.",
-                "Update Parallel DiT, or make the Parallel Config node anew.",
-                version=self.version,
-                config_version=CONFIG_VERSION,
+            what = (
+                "This parallel configuration has version {version}, and the installed Parallel DiT reads up to version "
+                "{config_version}."
             )
+            fix = "Update Parallel DiT, or make the Parallel Config node anew."
+            raise ConfigurationError(what, fix, version=self.version, config_version=CONFIG_VERSION)
         if not isinstance(self.devices, str) or not _DEVICES.fullmatch(self.devices):
-            raise ConfigurationError(
-                "Devices {devices} is not understood.",
-                "Write auto, GPU numbers such as 0,1, or cpu:2 for two processes on the CPU.",
-                devices=_shown(self.devices),
-            )
+            fix = "Write auto, GPU numbers such as 0,1, or cpu:2 for two processes on the CPU."
+            raise ConfigurationError("Devices {devices} is not understood.", fix, devices=_shown(self.devices))
         if self.devices.startswith("cpu:") and int(self.devices[4:]) > MOST_CPU_RANKS:
-            raise ConfigurationError(
-                "Devices {devices} asks for more than {most_cpu_ranks} processes on the CPU.",
-                "Write fewer: more processes than cores gain nothing.",
-                devices=repr(self.devices),
-                most_cpu_ranks=MOST_CPU_RANKS,
-            )
+            what = "Devices {devices} asks for more than {most_cpu_ranks} processes on the CPU."
+            fix = "Write fewer: more processes than cores gain nothing."
+            raise ConfigurationError(what, fix, devices=repr(self.devices), most_cpu_ranks=MOST_CPU_RANKS)
         numbers = self.device_indices
         if numbers is not None and len(set(numbers)) != len(numbers):
-            raise ConfigurationError(
-                "Devices {devices} names a GPU twice.", "Name each GPU once.", devices=_shown(self.devices)
-            )
+            what = "Devices {devices} names a GPU twice."
+            raise ConfigurationError(what, "Name each GPU once.", devices=_shown(self.devices))
         if isinstance(self.compile, bool):
             object.__setattr__(self, "compile", "on" if self.compile else "off")
         for name in (*AXES, "patches"):
@@ -125,27 +117,20 @@ class ParallelConfig:
         self._check("weights", self.weights in WEIGHTS, ", ".join(WEIGHTS))
         if self.weights in STREAMED:
             if (self.pipe or 1) > 1:
-                raise ConfigurationError(
-                    "Weights is {weights}, and stages is {pipe}: stages keep weights of their own.",
-                    "Set stages to 1, or weights to whole.",
-                    weights=self.weights,
-                    pipe=self.pipe,
-                )
+                what = "Weights is {weights}, and stages is {pipe}: stages keep weights of their own."
+                fix = "Set stages to 1, or weights to whole."
+                raise ConfigurationError(what, fix, weights=self.weights, pipe=self.pipe)
             if self.hosts > 1:
-                raise ConfigurationError(
-                    "Weights is {weights}, which goes over the memory of one machine, and hosts is {hosts}.",
-                    "Set hosts to 1, or weights to whole.",
-                    weights=self.weights,
-                    hosts=self.hosts,
-                )
+                what = "Weights is {weights}, which goes over the memory of one machine, and hosts is {hosts}."
+                fix = "Set hosts to 1, or weights to whole."
+                raise ConfigurationError(what, fix, weights=self.weights, hosts=self.hosts)
             object.__setattr__(self, "pipe", 1)
 
     def _check(self, name: str, holds: bool, choices: str) -> None:
         if not holds:
             value = _shown(getattr(self, name))
-            raise ConfigurationError(
-                "{name} is {value}.", "Choose: {choices}.", name=name, value=value, choices=choices
-            )
+            what = "{name} is {value}."
+            raise ConfigurationError(what, "Choose: {choices}.", name=name, value=value, choices=choices)
 
     @property
     def device_indices(self) -> tuple[int, ...] | None:
@@ -174,19 +159,14 @@ class ParallelConfig:
             ConfigurationError: not a mapping, a newer version, or a field this version does not have.
         """
         if not isinstance(values, Mapping):
-            raise ConfigurationError(
-                "A parallel configuration was expected, not {name}.",
-                "Connect a Parallel Config node.",
-                name=type(values).__name__,
-            )
+            what = "A parallel configuration was expected, not {name}."
+            raise ConfigurationError(what, "Connect a Parallel Config node.", name=type(values).__name__)
         cls(version=values.get("version", CONFIG_VERSION))  # fields of a newer version are not known either
         unknown = sorted(set(values) - {f.name for f in fields(cls) if f.name not in _FOUND})
         if unknown:
-            raise ConfigurationError(
-                "The parallel configuration has fields that are not known: {unknown}.",
-                "Make the Parallel Config node anew, or update Parallel DiT.",
-                unknown=", ".join(unknown),
-            )
+            what = "The parallel configuration has fields that are not known: {unknown}."
+            fix = "Make the Parallel Config node anew, or update Parallel DiT."
+            raise ConfigurationError(what, fix, unknown=", ".join(unknown))
         return cls(**values)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -213,9 +193,8 @@ class ParallelPlan:
         for name in (*AXES, "patches", "warmup_steps"):
             value, least = getattr(self, name), int(name != "warmup_steps")
             if value < least:
-                raise ConfigurationError(
-                    "{name} is {value}.", "It is at least {least}.", name=name, value=value, least=least
-                )
+                what = "{name} is {value}."
+                raise ConfigurationError(what, "It is at least {least}.", name=name, value=value, least=least)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -253,12 +232,8 @@ class ParallelPlan:
             return said("stages {degree} (in turn)", degree=degree)
         if self.warmup_steps == 1:
             return said("stages {degree} ({patches} patches, 1 warm-up step)", degree=degree, patches=self.patches)
-        return said(
-            "stages {degree} ({patches} patches, {steps} warm-up steps)",
-            degree=degree,
-            patches=self.patches,
-            steps=self.warmup_steps,
-        )
+        template = "stages {degree} ({patches} patches, {steps} warm-up steps)"
+        return said(template, degree=degree, patches=self.patches, steps=self.warmup_steps)
 
 
 def _is_count(value: object) -> bool:

@@ -67,15 +67,10 @@ def require(
     if wanted + (reserve if device.type == "cuda" else 0) <= free:
         return
     ways = list(smaller) or ["Free memory there (close other programs, or unload other models), or use other devices."]
-    raise OutOfMemoryError(
-        "{what} needs {wanted} GiB on {device_title} (worker {rank}), where {free} GiB are free.",
-        together(ways[:2], " Or: "),
-        what=what,
-        wanted=f"{wanted / _GIB:.1f}",
-        device_title=device_title(device),
-        rank=rank,
-        free=f"{free / _GIB:.1f}",
-    )
+    cause = "{what} needs {wanted} GiB on {device_title} (worker {rank}), where {free} GiB are free."
+    fix, where = together(ways[:2], " Or: "), device_title(device)
+    needs, has = f"{wanted / _GIB:.1f}", f"{free / _GIB:.1f}"
+    raise OutOfMemoryError(cause, fix, what=what, wanted=needs, device_title=where, rank=rank, free=has)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -94,11 +89,7 @@ def explain_out_of_memory(error: BaseException, device: torch.device, rank: int)
             "{device} (worker {rank}) ran out of memory when it wanted {wanted} more; {free} GiB were free there "
             "afterwards."
         )
-    return OutOfMemoryError(
-        template,
-        "Use a smaller picture or batch, more GPUs, or free memory on that device.",
-        device=device_title(device) if device.type == "cuda" else said("The CPU"),
-        rank=rank,
-        wanted=wanted[1] if wanted else "",
-        free=f"{free_bytes(device) / _GIB:.1f}",
-    )
+    fix = "Use a smaller picture or batch, more GPUs, or free memory on that device."
+    where = device_title(device) if device.type == "cuda" else said("The CPU")
+    more, free = wanted[1] if wanted else "", f"{free_bytes(device) / _GIB:.1f}"
+    return OutOfMemoryError(template, fix, device=where, rank=rank, wanted=more, free=free)

@@ -19,11 +19,8 @@ def is_on(what: str) -> bool:
     """Whether one of SWITCHES is left on; ConfigurationError where the variable holds a word that is none of them."""
     off = {word.strip() for word in os.environ.get(VARIABLE, "").split(",")} - {""}
     if unknown := sorted(off.difference(SWITCHES)):
-        raise ConfigurationError(
-            "{variable} holds {unknown}, which cannot be switched off.",
-            "Use some of {switches}, with commas in between.",
-            variable=VARIABLE,
-            unknown=", ".join(unknown),
-            switches=", ".join(SWITCHES),
-        )
+        cause = "{variable} holds {unknown}, which cannot be switched off."
+        fix = "Use some of {switches}, with commas in between."
+        known, words = ", ".join(SWITCHES), ", ".join(unknown)
+        raise ConfigurationError(cause, fix, variable=VARIABLE, unknown=words, switches=known)
     return what not in off

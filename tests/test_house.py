@@ -33,8 +33,8 @@ def test_circles_are_found():
 
 def test_a_circle_through_a_nested_folder_is_one_of_its_parent():
     files = {
-        "parallel_runtime.networks.sequence": {"parallel_runtime.loading.weights"},
-        "parallel_runtime.loading.weights": {"parallel_runtime.networks.diffusers.spec", "parallel_runtime.errors"},
+        "parallel_runtime.networks.sequence": {"parallel_runtime.loading.checkpoint"},
+        "parallel_runtime.loading.checkpoint": {"parallel_runtime.networks.diffusers.spec", "parallel_runtime.errors"},
         "parallel_runtime.networks.diffusers.spec": {"parallel_runtime.errors"},
     }
     assert draw_house.find_circle(draw_house.between_folders(files)) == []

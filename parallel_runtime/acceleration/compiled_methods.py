@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from ..attention.operators import leave_open, without_row_stride
 from ..errors import first_line
-from .compile_settings import Settings, our_passes, room, with_own_code
+from .compiler import our_passes, room, settings, with_own_code
 from .host_watch import unwatched
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class CompiledMethods:
         self._plain = plain
         self._backend = backend
         self._options = {**(our_passes() if plain else {}), **_in_order()} if backend == "inductor" else {}
-        self._settings = Settings(self._options, numbers if plain else ())
+        self._settings = settings(self._options, numbers if plain else ())
         self._own: dict[Any, Callable[..., Any]] = {}
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self.refused: dict[Any, str] = {}
@@ -50,9 +50,13 @@ class CompiledMethods:
         """How many graphs each forward may still get; see `room`."""
         return room(self._own.values())
 
-    def compiling(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
         """What must hold around every call, as any may be the first of its kind."""
-        return self._settings.hold()
+        with contextlib.ExitStack() as held:
+            for setting in self._settings:
+                held.enter_context(setting())
+            yield
 
     def call(
         self,

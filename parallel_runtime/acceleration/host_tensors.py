@@ -51,14 +51,14 @@ class HostTensors:
     def keep(self, given: list[torch.Tensor]) -> Any:
         """Run the forward, and keep what crosses."""
         self._kept.clear()
-        output = self._run(given, self._keep_sent, self._keep_read)
+        output = self._run(given, self._keep)
         if self.reads:
             self._differ = torch.zeros((), dtype=torch.bool, device=self.device)
         return output
 
     def compare(self, given: list[torch.Tensor]) -> Any:
         """Run the forward, and see whether the same crosses for these values."""
-        return self._run(given, self._compare_sent, self._compare_read)
+        return self._run(given, self._compare)
 
     def give(self, given: list[torch.Tensor]) -> Any:
         """Run the forward, and give it what was kept in place of what crosses.
@@ -69,7 +69,7 @@ class HostTensors:
         self._check()
         if self._differ is not None:
             self._differ.zero_()
-        output = self._run(given, self._give_sent, self._give_read)
+        output = self._run(given, self._give)
         self._check()
         return output
 
@@ -77,46 +77,37 @@ class HostTensors:
         """Whether the last run of `give`, or replay of it, is a result. Waits for it, where the forward reads."""
         return self._differ is None or not bool(self._differ)
 
-    def _run(self, given: list[torch.Tensor], send: Cross, read: Cross) -> Any:
+    def _run(self, given: list[torch.Tensor], cross: Cross) -> Any:
         if not self._watched:
             return self._call(given)
         self._next = 0
-        with watching(Watch(self.device, send, read)):
+        with watching(Watch(self.device, cross)):
             output = self._call(given)
         if self._next < len(self._kept):
             self._differs(f"nothing instead of {self._kept[self._next].what}")
         return output
 
-    def _keep_sent(self, sent: Crossing) -> torch.Tensor:
-        made: torch.Tensor = sent.make()
+    def _keep(self, crossing: Crossing) -> Any:
+        made = crossing.make()
         self._next += 1
-        self._kept.append(_Kept(sent.what, made.clone(), _bytes(sent.source)))
+        if crossing.is_read:
+            self.reads = True
+            self._kept.append(_Kept(crossing.what, crossing.source.clone(), made))
+            return crossing.make()
+        self._kept.append(_Kept(crossing.what, made.clone(), _bytes(crossing.source)))
         return made
 
-    def _keep_read(self, read: Crossing) -> Any:
-        self.reads = True
-        self._next += 1
-        self._kept.append(_Kept(read.what, read.source.clone(), read.make()))
-        return read.make()
-
-    def _compare_sent(self, sent: Crossing) -> torch.Tensor:
-        self._known(sent, _bytes(sent.source))
-        made: torch.Tensor = sent.make()
+    def _compare(self, crossing: Crossing) -> Any:
+        made = crossing.make()
+        self._known(crossing, made if crossing.is_read else _bytes(crossing.source))
         return made
 
-    def _compare_read(self, read: Crossing) -> Any:
-        made = read.make()
-        self._known(read, made)
-        return made
-
-    def _give_sent(self, sent: Crossing) -> torch.Tensor:
-        known = self._known(sent, _bytes(sent.source)) or self._check()
-        return known.there if sent.only_read else known.there.clone()
-
-    def _give_read(self, read: Crossing) -> Any:
-        known = self._known(read) or self._check()
+    def _give(self, crossing: Crossing) -> Any:
+        known = self._known(crossing, None if crossing.is_read else _bytes(crossing.source)) or self._check()
+        if not crossing.is_read:
+            return known.there if crossing.only_read else known.there.clone()
         assert self._differ is not None
-        self._differ.logical_or_((read.source != known.there).any())
+        self._differ.logical_or_((crossing.source != known.there).any())
         return copy.deepcopy(known.here)  # a list, or a tensor of the host, may be written into
 
     def _known(self, crossing: Crossing, here: Any = None) -> _Kept | None:

@@ -22,12 +22,14 @@ class Crossing:
         source: a tensor of the host that is sent, or of the GPU that is read.
         what: all else that the result depends on.
         make: what comes of it: a tensor of the GPU, or of what is read a number, a list, or a tensor of the host.
+        is_read: it is read.
         only_read: nobody writes into the result.
     """
 
     source: torch.Tensor
     what: tuple[Any, ...]
     make: Callable[[], Any]
+    is_read: bool = False
     only_read: bool = False
 
 
@@ -41,11 +43,10 @@ class Watch(TorchFunctionMode):
     What is not seen here (a call that torch makes inside of another) ends a recording as it would without.
     """
 
-    def __init__(self, device: torch.device, send: Cross, read: Cross):
+    def __init__(self, device: torch.device, cross: Cross):
         super().__init__()
         self._kind = device.type
-        self._send = send
-        self._read = read
+        self._cross = cross
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -57,7 +58,8 @@ class Watch(TorchFunctionMode):
         if func in _MAKES:
             return self._made(func, args, named)
         if func in _READS and self._is_there(args[0]):
-            return self._read(Crossing(args[0], (func.__name__, *_told(args[0])), lambda: func(*args, **named)))
+            what = (func.__name__, *_told(args[0]))
+            return self._cross(Crossing(args[0], what, lambda: func(*args, **named), is_read=True))
         if func is torch.Tensor.copy_ and self._is_there(args[0]):
             return func(args[0], *self._there(args[1:2]), *args[2:], **named)
         if func is torch.Tensor.__getitem__ and self._is_there(args[0]):
@@ -94,7 +96,7 @@ class Watch(TorchFunctionMode):
         if not _on_host(source) or self._kind not in _targets(func, [*how, *named.values()]):
             return func(*args, **named)
         what = (func.__name__, *_told(source), *map(_said, how), *((name, _said(named[name])) for name in named))
-        return self._send(Crossing(source, what, lambda: func(*args, **named)))
+        return self._cross(Crossing(source, what, lambda: func(*args, **named)))
 
     def _made(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         target = named.get("device")
@@ -105,14 +107,14 @@ class Watch(TorchFunctionMode):
         if target is None or torch.device(target).type != self._kind:
             return func(*args, **named)
         source = func(*args, **{**named, "device": "cpu"})
-        return self._send(Crossing(source, (func.__name__, *_told(source), str(target)), lambda: source.to(target)))
+        return self._cross(Crossing(source, (func.__name__, *_told(source), str(target)), lambda: source.to(target)))
 
     def _there(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Values with tensors of the host sent to the GPU."""
         return tuple(self._sent(each) if _on_host(each) else each for each in values)
 
     def _sent(self, source: torch.Tensor) -> Any:
-        return self._send(Crossing(source, _told(source), lambda: source.to(self._kind), only_read=True))
+        return self._cross(Crossing(source, _told(source), lambda: source.to(self._kind), only_read=True))
 
     def _as_integers(self, index: Any) -> list[Any]:
         """The parts of an index, of which masks and lists are the numbers of what they choose.
@@ -124,7 +126,7 @@ class Watch(TorchFunctionMode):
             if isinstance(each, list) and each and all(type(number) in (int, bool) for number in each):
                 each = torch.tensor(each, device="cpu")
             if _is_mask(each) and self._is_there(each):
-                each = self._read(Crossing(each, ("mask", *_told(each)), each.cpu))
+                each = self._cross(Crossing(each, ("mask", *_told(each)), each.cpu, is_read=True))
             parts.extend(each.nonzero(as_tuple=True) if _is_mask(each) and _on_host(each) else [each])
         return parts
 

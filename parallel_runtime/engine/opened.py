@@ -13,11 +13,10 @@ import torch
 
 from .. import memory
 from ..errors import UnsupportedModelError
-from ..loading.checkpoint import open_checkpoint
+from ..loading.checkpoint import CheckpointReader, build_transformer, open_checkpoint
 from ..loading.comfyui_network import NetworkReader, NetworkWeights
 from ..loading.host_file import open_host_file
 from ..loading.loaded_weights import LoadedWeights
-from ..loading.weights import CheckpointReader, build_transformer
 from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.comfy_network import ComfyNetwork

@@ -44,7 +44,7 @@ class Meshes:
 
     def place(self, plan: ParallelPlan) -> Layout | None:
         """This rank's place in a plan, None where it takes no part. Pure."""
-        return lay_out_plan(plan, self._rank, self._world_size, self._token_speeds(plan))
+        return lay_out_plan(plan, self._rank, self._token_speeds(plan))
 
     def join(self, plan: ParallelPlan) -> Mesh | None:
         """This rank's mesh of a plan, with its links, None where this rank takes no part.

@@ -10,7 +10,7 @@ from ..denoising.predict import Predictor
 from ..errors import RequestError
 from ..pipefusion.denoise import PipelineDenoising
 from ..pipefusion.runner import StageRunner
-from ..planning.limits import check_steps
+from ..planning.wish import check_steps
 from ..requests.control import Control
 from ..requests.requests import Sample
 from ..sampling.samplers import SUPPORTED

@@ -23,7 +23,7 @@ import torch
 
 from ..acceleration.cuda_graphs import Capture
 from ..gpu_memory import cuda_driver
-from ..gpu_memory.alignment import ALIGNMENT, aligned
+from ..gpu_memory.arena import ALIGNMENT, aligned
 from ..gpu_memory.cuda_driver import DriverError
 from ..streaming.share_memory import HostShare
 

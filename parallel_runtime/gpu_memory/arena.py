@@ -8,13 +8,20 @@ from typing import TypeVar
 
 import torch
 
-from .alignment import aligned
 from .cuda_driver import DriverError
 from .virtual_memory import VirtualRegion
 
 log = logging.getLogger(__name__)
 
 Name = TypeVar("Name", bound=Hashable)
+
+ALIGNMENT = 512
+"""Bytes; as PyTorch's allocator aligns, so that kernels for well aligned operands stay in use."""
+
+
+def aligned(size: int) -> int:
+    """Bytes, rounded up: a tensor or a piece that begins there begins with a whole number."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def lay_out(sizes: Mapping[Name, int]) -> tuple[dict[Name, int], int]:

@@ -7,7 +7,7 @@ comes and goes, so that recordings of a model outlive its weights (CUDA Driver A
 from __future__ import annotations
 
 import sys
-from ctypes import Structure, byref, c_int, c_size_t, c_ubyte, c_uint64, c_ushort, c_void_p
+from ctypes import Structure, byref, c_int, c_size_t, c_ubyte, c_uint64, c_void_p
 from typing import Any
 
 import torch
@@ -29,17 +29,6 @@ class _Location(Structure):
     _fields_ = (("type", c_int), ("id", c_int))
 
 
-class _AllocationFlags(Structure):
-    """`allocFlags` of CUmemAllocationProp."""
-
-    _fields_ = (
-        ("compressionType", c_ubyte),
-        ("gpuDirectRDMACapable", c_ubyte),
-        ("usage", c_ushort),
-        ("reserved", c_ubyte * 4),
-    )
-
-
 class _AllocationProperties(Structure):
     """CUmemAllocationProp."""
 
@@ -48,7 +37,7 @@ class _AllocationProperties(Structure):
         ("requestedHandleTypes", c_int),
         ("location", _Location),
         ("win32HandleMetaData", c_void_p),
-        ("allocFlags", _AllocationFlags),
+        ("allocFlags", c_ubyte * 8),  # none
     )
 
 

@@ -31,11 +31,7 @@ from .weight_parts import parts, weights_of
 
 
 def open_network(network: nn.Module, left: LeftInFile | None) -> OpenFile:
-    """A network that ComfyUI has made.
-
-    Args:
-        left: what was left in the file; None of a GGUF file, whose pack makes all tensors.
-    """
+    """A network that ComfyUI has made; `left` is what was left in the file, None where its pack makes all tensors."""
     weights = dict(weights_of(network))  # the network itself gets others
 
     def find(name: str, part: int) -> Place | torch.Tensor:
@@ -130,10 +126,8 @@ class NetworkWeights(LoadedWeights):
 def load_network(
     file: HostFile, dtype: torch.dtype | None, fast_float8: bool, on_bytes: OnBytes
 ) -> tuple[nn.Module, LeftInFile]:
-    """ComfyUI's own loader on a safetensors file, which the weights are left in; see `LeftInFile`.
-
-    Args:
-        on_bytes: see `LoadedWeights.fill`; nothing is read yet, but it may raise.
+    """ComfyUI's own loader on a safetensors file, which the weights are left in; see `LeftInFile`. Nothing is read yet,
+    but `on_bytes` may raise.
 
     Raises:
         UnsupportedModelError: ComfyUI cannot read it, with its reason.

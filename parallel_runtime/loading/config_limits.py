@@ -25,14 +25,7 @@ _FIX = "Download the folder again."
 
 
 def check_config(path: Path, config: Mapping[str, Any], tensors: int) -> None:
-    """Refuse numbers that no model has.
-
-    Args:
-        tensors: how many its files have; every layer has one at least.
-
-    Raises:
-        CheckpointError: with the value.
-    """
+    """CheckpointError, with the value, for numbers that no model has: every layer has one of the tensors at least."""
     values = list(_values("", config))
     if len(values) > _MOST_VALUES:
         what = "{path} holds {values} values, which is no model's config."
@@ -45,14 +38,12 @@ def check_config(path: Path, config: Mapping[str, Any], tensors: int) -> None:
 
 
 def check_host_header(path: Path, names: Iterable[str], metadata: Mapping[str, str]) -> None:
-    """Refuse what would have ComfyUI's own recognition count, or build, what no model has.
+    """CheckpointError, with the name or the value, for what would have ComfyUI's own recognition count, or build, what
+    no model has.
 
     Args:
         names: of the file's tensors. ComfyUI counts blocks, and looks through all names for each.
         metadata: of its header, whose `config` ComfyUI believes.
-
-    Raises:
-        CheckpointError: with the name, or the value.
     """
     for name in names:
         number = max((int(part) for part in name.split(".") if part.isdecimal() and len(part) < _DIGITS), default=0)

@@ -1,38 +1,47 @@
-"""Which files a model path stands for: one file, or a folder of diffusers'; and whether they were replaced."""
+"""Which files a model path stands for: one file, or a folder that diffusers saved; whether they were replaced; and what
+is said of one that cannot be read."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from ..errors import CheckpointError
-from .folder import find_in_folder
-from .paths import expand, reading, shortened
+from ..errors import CheckpointError, UnsupportedModelError
 
 Identity = tuple[tuple[str, int, int, int, int], ...]
+
+_LONGEST_SHOWN = 300
+_DENOISERS = ("transformer", "unet")
+"""Where a pipeline's folder has what the pool runs."""
+_LARGEST_JSON = 16 << 20
+_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
 
 
 def find_files(path: str | Path) -> tuple[tuple[Path, ...], Path | None]:
     """The safetensors files, in a fixed order, and the config.json of a folder; None for a single file.
 
     Raises:
-        CheckpointError, UnsupportedModelError: nothing there; see `find_in_folder`.
+        CheckpointError: nothing there, a folder without config.json or weights, a missing shard.
+        UnsupportedModelError: a pipeline without a transformer, or weights that are not safetensors.
     """
     path = expand(path)
     with reading(path):
         if path.is_file():
             return (path,), None
         if path.is_dir():
-            return find_in_folder(path)
+            return _find_in_folder(path)
     what = "{shortened} does not exist."
     raise CheckpointError(what, "Check the model's path, and refresh the list of models.", shortened=shortened(path))
 
 
 def identity(path: str | Path) -> Identity:
     """(file, device, inode, size in bytes, mtime in ns) of every file behind `path`: equal while none was replaced.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: as `find_files`.
-    """
+    Errors as of `find_files`."""
     found = []
     weights, config = find_files(path)
     for file in weights if config is None else (config, *weights):
@@ -40,3 +49,125 @@ def identity(path: str | Path) -> Identity:
             status = file.stat()
         found.append((str(file.resolve()), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
     return tuple(found)
+
+
+def _find_in_folder(path: Path) -> tuple[tuple[Path, ...], Path]:
+    """See `find_files`; of a pipeline's folder (with transformer/ or unet/), or of one inside of it."""
+    folder = next((path / name for name in _DENOISERS if (path / name).is_dir()), path)
+    config = folder / "config.json"
+    if config.is_file():
+        return _find_weights(folder), config
+    if (path / "model_index.json").is_file():
+        name = read_json(path / "model_index.json").get("_class_name", "unknown")
+        what = "{path} is a diffusers folder of {name}, which has no transformer."
+        fix = "Choose the folder of a supported diffusion transformer."
+        raise UnsupportedModelError(what, fix, path=path, name=name)
+    raise CheckpointError("{folder} has no config.json.", "Choose a folder that diffusers saved.", folder=folder)
+
+
+def _find_weights(folder: Path) -> tuple[Path, ...]:
+    found = sorted(folder.glob("*.safetensors"))
+    indices = sorted(folder.glob("*.safetensors.index*.json"))
+    default = folder / "diffusion_pytorch_model.safetensors"
+    if len(indices) > 1:
+        indices = [index for index in indices if index.name == f"{default.name}.index.json"]
+    if len(indices) == 1:
+        return _read_index(indices[0])
+    if default in found:
+        return (default,)
+    if not found:
+        if pickles := sorted(folder.glob("*.bin")):
+            pickled = "{folder} has its weights as a PyTorch pickle ({name}), which could run code."
+            fix = "Download the safetensors version."
+            raise UnsupportedModelError(pickled, fix, folder=folder, name=pickles[0].name)
+        raise CheckpointError("{folder} has no safetensors file.", "Download the folder again.", folder=folder)
+    shards = {(match.group(1), match.group(2)) for file in found if (match := _SHARD.fullmatch(file.name))}
+    if len(found) > 1 and (len(shards) != 1 or len(found) != int(next(iter(shards))[1])):
+        names = ", ".join(file.name for file in found[:4])
+        files = f"{len(found)} safetensors files that are no complete set: {names}"
+        what = "{folder} has {files}."
+        raise CheckpointError(what, "Keep one version of the weights there.", folder=folder, files=files)
+    return tuple(found)
+
+
+def _read_index(index: Path) -> tuple[Path, ...]:
+    names = read_json(index).get("weight_map", {})
+    if not isinstance(names, dict) or not names or not all(map(_is_file_name, names.values())):
+        what = "{index} does not list the files of the model."
+        raise CheckpointError(what, "Download the folder again.", index=index)
+    files = tuple(index.parent / name for name in sorted(set(names.values())))
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        lacks = f"{len(missing)} of {len(files)} files of the model, first {missing[0]}"
+        what = "{folder} lacks {lacks}."
+        raise CheckpointError(what, "Download the missing files.", folder=index.parent, lacks=lacks)
+    return files
+
+
+def _is_file_name(name: Any) -> bool:
+    """A name that a file can have, which a string of JSON need not be."""
+    try:
+        usable = isinstance(name, str) and b"\0" not in name.encode()
+    except UnicodeEncodeError:
+        return False
+    return usable and Path(name).name == name
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a small JSON file that holds an object; CheckpointError where it cannot be read, or is something else."""
+    with reading(path), path.open("rb") as file:
+        text = file.read(_LARGEST_JSON + 1)
+    try:
+        if len(text) > _LARGEST_JSON:
+            raise ValueError(f"it has more than {_LARGEST_JSON} bytes")
+        content = json.loads(text.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        what = "{path} is not valid JSON ({error})."
+        raise CheckpointError(what, "Download it again.", path=path, error=str(error)[:200]) from error
+    if not isinstance(content, dict):
+        raise CheckpointError("{path} is not a JSON object.", "Download it again.", path=path)
+    return content
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text[:40])
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Inside, a file is read: where the system says that it cannot be, that is a CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        what = "{path} cannot be read: {strerror}."
+        fix = "Check the path, the rights of the file, and the disk."
+        raise CheckpointError(what, fix, path=shortened(path), strerror=error.strerror) from error
+
+
+def expand(path: str | Path) -> Path:
+    """The path with the home folder in place of a tilde.
+
+    Raises:
+        CheckpointError: there is no such home, or the name cannot travel, as it is not UTF-8.
+    """
+    try:
+        expanded = Path(path).expanduser()
+        str(expanded).encode("utf-8")
+    except RuntimeError as error:
+        what = "{shortened} does not exist."
+        raise CheckpointError(what, "Write the path in full.", shortened=shortened(Path(path))) from error
+    except UnicodeEncodeError as error:
+        fix = "Rename the file or folder, and refresh the list of models."
+        raise CheckpointError("The name {shortened} is not UTF-8.", fix, shortened=shortened(Path(path))) from error
+    return expanded
+
+
+def shortened(path: Path) -> str:
+    """As it is shown."""
+    text = str(path).encode("ascii" if not str(path).isprintable() else "utf-8", "backslashreplace").decode()
+    return text if len(text) < _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError, ConfigurationError, UnsupportedModelError
+from .files import reading
 from .header import AGAIN, LARGEST_HEADER, LONGEST_KEY, MOST_TENSORS
-from .paths import reading
 
 SUFFIX = ".gguf"
 _LONGEST_REASON = 300
@@ -116,12 +116,8 @@ def check_gguf_header(path: Path, sizes: Mapping[int, tuple[int, int]]) -> None:
 
 
 class _Header:
-    """The begin of a file, read from front to back. Methods raise ValueError where it is wrong.
-
-    Args:
-        start: at most as many bytes as a header may have.
-        size: bytes of the file.
-    """
+    """The begin of a file of so many bytes, at most as much as a header may have, read from front to back. Methods
+    raise ValueError where it is wrong."""
 
     def __init__(self, start: bytes, size: int):
         self._start = start

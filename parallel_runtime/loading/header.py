@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..said import Said, said
-from .paths import reading
+from .files import reading
 
 _LENGTH = struct.Struct("<Q")
 LARGEST_HEADER = 16 << 20

@@ -1,4 +1,5 @@
-"""What a model file is to ComfyUI: its own recognition, run on the file's header. No weight is read.
+"""What a model file is to ComfyUI: its own recognition, run on the file's header, and its model without the network's
+weights.
 
 `comfy` must be importable (networks/comfyui/comfy_code.py): ComfyUI's process and a rank both come here.
 """
@@ -6,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from ..errors import UnsupportedModelError
+from ..networks.comfyui.without_weights import WithoutWeights, with_parameters
+from ..networks.tables.comfyui import find_network
 from ..replaced import replaced
 from ..said import Said, said
 from .config_limits import check_host_header
 from .files import Identity, identity
 from .gguf_pack import GgufPack, open_pack
 from .header import name_contents
-from .host_model import build_model
 from .left_in_file import MappedFile
 
 _FIX = "Update ComfyUI, or choose another file."
@@ -92,8 +96,58 @@ class HostFile:
         return [name for name, _ in network.named_parameters() if name not in given]
 
     def build_model(self) -> Any:
-        """ComfyUI's model with the types and operations of the configuration; see host_model.py."""
-        return build_model(self.config, self.path, {**self.outside, **self.state_dict}, self.prefix, self.beside)
+        """ComfyUI's BaseModel, with the types and operations of the configuration, around a network without weights:
+        what it computes with beside the network is real.
+
+        Conditioning is made in ComfyUI's process, and some models have weights for that (Stable Audio's lengths,
+        Zero123's cameras); some nodes read a few out of the network (SeedVR2's prompts). ComfyUI's classes raise
+        anything: RuntimeError, ValueError, KeyError, ...
+        """
+        tensors = {**self.outside, **self.state_dict}
+        with with_parameters(), WithoutWeights(), warnings.catch_warnings():
+            # A module says so whose weights WithoutWeights makes real.
+            warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")
+            read = _ReadWhenTaken(self.path, tensors, self.beside)
+            model = self.config.get_model(read, "", device=torch.device("cpu"))
+        network = model.diffusion_model
+        data = find_network(type(network))
+        for name in data.read_outside if data is not None else ():
+            if name in tensors:
+                real = _read_tensor(self.path, self.prefix + name, tensors[name])
+                setattr(network, name, real.to(getattr(network, name).dtype))
+        return model
+
+
+class _ReadWhenTaken(dict[str, torch.Tensor]):
+    """A state dict on the meta device; a tensor is read when somebody takes it, from the safetensors file in which it
+    has the same name or is not. `taken` gets the names of those that were asked for."""
+
+    def __init__(self, path: Path, tensors: Mapping[str, torch.Tensor], taken: set[str]):
+        super().__init__(tensors)
+        self._path = path
+        self._taken = taken
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self._taken.add(name)
+        return _read_tensor(self._path, name, super().__getitem__(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401 - it is what get does
+
+    def pop(self, name: str, *default: Any) -> Any:
+        if name not in self:
+            return super().pop(name, *default)
+        tensor = self[name]
+        del self[name]
+        return tensor
+
+
+def _read_tensor(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, from the file where it is on the meta device and the file has it."""
+    if not tensor.is_meta:
+        return tensor
+    with safe_open(path, framework="pt", device="cpu") as file:
+        return file.get_tensor(name) if name in file.keys() else tensor  # noqa: SIM118 - it is no dict
 
 
 @contextmanager

@@ -134,11 +134,8 @@ class PatchedWeights:
         self._wrapped = patches.bypass
 
     def originals(self, names: Sequence[str], patched: Sequence[str]) -> dict[str, torch.Tensor]:
-        """What the file has of these weights: kept on the device where that has room, and else had from the file again.
-
-        Args:
-            patched: those of them that are something else now.
-        """
+        """What the file has of these weights, of which `patched` are something else now: kept on the device where that
+        has room, and else had from the file again."""
         weights, changed = self._weights, set(patched)
         found = {name: weights.now(name).detach() for name in names if name not in changed and not weights.comes(name)}
         if has_room(found.values(), self._device):

@@ -23,7 +23,7 @@ import torch
 
 from ..errors import CheckpointError
 from ..gpu_memory.pinned_memory import pinned
-from .paths import reading
+from .files import reading
 
 THREADS = 8
 BUFFER = 16 << 20
@@ -43,12 +43,7 @@ Buffers = Iterator[tuple[torch.Tensor, torch.cuda.Event | None]]
 
 @dataclass(frozen=True)
 class Place:
-    """Numbers of a file that lie one after the other.
-
-    Args:
-        start: byte of the file.
-        stored: their type there.
-    """
+    """Numbers of a file that lie one after the other, from which byte on, and their type there."""
 
     file: Path
     start: int
@@ -57,11 +52,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Piece(Place):
-    """Numbers of a file that are read at once, and where they go.
-
-    Args:
-        target: (numbers,), of the same type or of any floating-point type.
-    """
+    """Numbers of a file that are read at once, and where they go, (numbers,) of the same or any floating-point type."""
 
     target: torch.Tensor
 
@@ -144,11 +135,7 @@ def to_host(host: torch.Tensor, region: torch.Tensor, on_bytes: OnBytes) -> None
 def _in_threads(
     items: Sequence[Item], work: Callable[[Item, Buffers], int], device: torch.device, total: int, on_bytes: OnBytes
 ) -> None:
-    """Work in threads, item by item in their order.
-
-    Args:
-        work: (item, the thread's buffers) -> bytes that are through.
-    """
+    """Work in threads, item by item in their order; `work`: (item, the thread's buffers) -> bytes that are through."""
     waiting, counted, stop = deque(items), list[int](), threading.Event()
 
     def run() -> None:

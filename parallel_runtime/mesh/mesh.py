@@ -89,11 +89,8 @@ def single_rank_mesh() -> Mesh:
     return Mesh(ParallelPlan(), rank=0, coordinate=_coordinate(ParallelPlan(), 0))
 
 
-def lay_out_plan(
-    plan: ParallelPlan, rank: int, world_size: int, speeds: Sequence[float] | None = None
-) -> Layout | None:
+def lay_out_plan(plan: ParallelPlan, rank: int, speeds: Sequence[float] | None = None) -> Layout | None:
     """Return a rank's part in a plan, None where it takes none. Pure; speeds are of all ranks (speeds.py)."""
-    assert plan.world_size <= world_size  # others are refused before (limits.py)
     if rank >= plan.world_size:
         return None
     layout = Layout(plan, rank, _coordinate(plan, rank))
@@ -116,7 +113,7 @@ def build_mesh(
         speeds: see `lay_out_plan`.
         groups: those of earlier meshes, which this one shares.
     """
-    layout = lay_out_plan(plan, rank, world_size, speeds)
+    layout = lay_out_plan(plan, rank, speeds)
     groups = groups or Groups(rank, world_size)
     own: dict[str, Any] = {}
     for name, axes in _GROUPED.items():

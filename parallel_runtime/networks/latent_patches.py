@@ -42,7 +42,7 @@ class Patch:
 
 def cut_patches(latent: Sequence[int], patch_size: int, patches: int) -> tuple[Patch, ...]:
     """Cut a latent into bands of whole token rows, as equal as can be. Plans have no more patches than there are rows,
-    and one of a video whose height the patch size does not divide (planning/limits.py).
+    and one of a video whose height the patch size does not divide (planning/wish.py).
 
     Args:
         latent: shape (batch, channels, height, width), or (batch, channels, frames, height, width): then the bands

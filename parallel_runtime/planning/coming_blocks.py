@@ -1,4 +1,6 @@
-"""What weights that come block by block take of a GPU, and how long their bytes are on the way. Pure arithmetic."""
+"""Weights that come block by block: which come, what they take of a GPU, and how long their bytes are on the way. Pure
+arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,25 @@ from dataclasses import dataclass
 
 from ..config import STREAMED, ParallelConfig
 from ..requests.facts import LinkFacts, MachineFacts, ModelFacts
-from ..streaming.deal import SLOTS, held_blocks, resident_blocks
+
+SLOTS = 2
+"""Places on a device that the blocks which come to it use in turn."""
+
+
+def resident_blocks(count: int, blocks: int) -> tuple[int, ...]:
+    """Which blocks stay whole on every rank, where so many do: the first, and others evenly between those that come,
+    so that these are on their way meanwhile. One block at least comes."""
+    return _evenly(min(count, blocks - 1), blocks)
+
+
+def held_blocks(count: int, coming: int) -> tuple[int, ...]:
+    """Which of the blocks that come to other ranks a rank with more memory keeps, where it keeps so many; all of them
+    at most."""
+    return _evenly(min(count, coming), coming)
+
+
+def _evenly(count: int, blocks: int) -> tuple[int, ...]:
+    return tuple(number * blocks // count for number in range(count))
 
 
 @dataclass(frozen=True)

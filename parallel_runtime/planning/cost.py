@@ -83,11 +83,6 @@ class _Step:
         return self.machine.matmul * 1e12 / self.slowdown
 
     @cached_property
-    def attention(self) -> float:
-        """As `matmul`, of attention."""
-        return self.machine.attention * 1e12 / self.slowdown
-
-    @cached_property
     def share(self) -> float:
         """Of the blocks: those of the longest stage."""
         return max(stop - start for start, stop in self.assignment) / self.model.blocks
@@ -137,7 +132,8 @@ class _Step:
 
     def attention_seconds(self, tokens: float, keys: float) -> float:
         """Of one block, for so many tokens of this rank."""
-        return 4 * self.batch * tokens * keys * self.model.width / self.attention * self.padded_heads
+        rate = self.machine.attention * 1e12 / self.slowdown
+        return 4 * self.batch * tokens * keys * self.model.width / rate * self.padded_heads
 
     @cached_property
     def padded_heads(self) -> float:

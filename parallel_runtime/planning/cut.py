@@ -49,7 +49,7 @@ def split_blocks(
     Returns:
         (start, stop) of each stage; no stage is empty.
     """
-    assert 1 <= stages <= len(costs)  # others are refused before (limits.py)
+    assert 1 <= stages <= len(costs)  # others are refused before (wish.py)
     sums, filled = [0.0, *accumulate(costs)], [0.0, *accumulate(sizes or costs)]
 
     def cost(start: int, stop: int) -> float:

@@ -23,32 +23,16 @@ def explain(wish: Wish) -> Said:
         sentences.append(_why_pipe(choice, machine))
     coming = Coming.of(config, ranks)
     if coming is not None:
-        sentences.append(_coming(choice, coming, model, machine))
-        if coming.held:
-            stay = model.blocks - len(coming.sizes(model))
-            sentences.append(
-                said(
-                    "GPUs with more memory keep more: {counts} of {blocks} blocks, in the order of the devices.",
-                    counts=", ".join(str(stay + held) for held in coming.held),
-                    blocks=model.blocks,
-                )
-            )
+        sentences += _coming(choice, coming, model, machine)
     if not model.splits_sequence:
-        sentences.append(
-            said(
-                "{model} is a U-Net, which is not split inside of a picture: devices share out CFG branches and the "
-                "pictures of a batch.",
-                model=model.title,
-            )
+        template = (
+            "{model} is a U-Net, which is not split inside of a picture: devices share out CFG branches and the "
+            "pictures of a batch."
         )
+        sentences.append(said(template, model=model.title))
     if machine.is_crowded:
-        sentences.append(
-            said(
-                "Of a GPU's {has} GiB only {free} are free, and the plan reckons with these.",
-                has=_gib(machine.memory_bytes),
-                free=_gib(machine.free_bytes),
-            )
-        )
+        template = "Of a GPU's {has} GiB only {free} are free, and the plan reckons with these."
+        sentences.append(said(template, has=_gib(machine.memory_bytes), free=_gib(machine.free_bytes)))
     if _predictable(wish):
         sentences += _predicted(choice, machine, ranks)
         if not machine.holds(choice.cost.bytes):
@@ -114,18 +98,11 @@ def _between(counts: Sequence[int]) -> str:
 
 def _batch(plan: ParallelPlan, batch: int) -> Said:
     if batch < plan.batch:
-        return said(
-            "the batch of {batch} fills {batch} of the {ways} ways that the configuration splits it",
-            batch=batch,
-            ways=plan.batch,
-        )
+        template = "the batch of {batch} fills {batch} of the {ways} ways that the configuration splits it"
+        return said(template, batch=batch, ways=plan.batch)
     least, rest = divmod(batch, plan.batch)
-    return said(
-        "the batch of {batch} is split {ways} ways, {rows} each, which needs no exchange inside of the model",
-        batch=batch,
-        ways=plan.batch,
-        rows=_between((least, least + 1 if rest else least)),
-    )
+    template = "the batch of {batch} is split {ways} ways, {rows} each, which needs no exchange inside of the model"
+    return said(template, batch=batch, ways=plan.batch, rows=_between((least, least + 1 if rest else least)))
 
 
 def _heads(ulysses: int, heads: int) -> Said:
@@ -138,11 +115,8 @@ def _gib(size: float) -> str:
 
 
 def _why_pipe(choice: Choice, machine: MachineFacts) -> Said:
-    memory = said(
-        "the whole model takes {whole} GiB and a GPU has {has}",
-        whole=_gib(choice.alone.bytes),
-        has=_gib(machine.usable_bytes),
-    )
+    template = "the whole model takes {whole} GiB and a GPU has {has}"
+    memory = said(template, whole=_gib(choice.alone.bytes), has=_gib(machine.usable_bytes))
     if choice.plan.patches == 1:
         template = "The stages compute in turn, because {why}: that is exact, and one GPU computes at a time."
         way_out = said('Stages "{faster}" lets them work at the same time.', faster=FASTER)
@@ -153,7 +127,7 @@ def _why_pipe(choice: Choice, machine: MachineFacts) -> Said:
     return said("PipeFusion was chosen because {why}. It changes the picture slightly; stages 1 forbids it.", why=why)
 
 
-def _coming(choice: Choice, coming: Coming, model: ModelFacts, machine: MachineFacts) -> Said:
+def _coming(choice: Choice, coming: Coming, model: ModelFacts, machine: MachineFacts) -> list[Said]:
     """Where weights are that stream, why, and what that costs."""
     size = coming.copied_bytes(model)
     where, source = said("in memory of the host"), said("there")
@@ -173,7 +147,12 @@ def _coming(choice: Choice, coming: Coming, model: ModelFacts, machine: MachineF
     over = _over(coming.link(machine), size, machine)
     copied = said("{size} GiB a step from {source}{over}", size=_gib(size), source=source, over=over)
     has, rest = _gib(machine.usable_bytes), together(holds, ", ")
-    return said(template, where=where, has=has, rest=rest, copied=copied)
+    sentences = [said(template, where=where, has=has, rest=rest, copied=copied)]
+    if coming.held:
+        more = "GPUs with more memory keep more: {counts} of {blocks} blocks, in the order of the devices."
+        counts = ", ".join(str(stay + held) for held in coming.held)
+        sentences.append(said(more, counts=counts, blocks=model.blocks))
+    return sentences
 
 
 def _over(link: LinkFacts, size: int, machine: MachineFacts) -> str:
@@ -207,13 +186,8 @@ def _predicted(choice: Choice, machine: MachineFacts, ranks: int) -> list[Said]:
 
 def _memory(cost: Cost, machine: MachineFacts) -> Said:
     """What memory goes to, and what is left of it."""
-    parts = [
-        said(
-            "Of memory, weights take {weights} GiB, and activations {activations}",
-            weights=_gib(cost.weight_bytes),
-            activations=_gib(cost.activation_bytes),
-        )
-    ]
+    template = "Of memory, weights take {weights} GiB, and activations {activations}"
+    parts = [said(template, weights=_gib(cost.weight_bytes), activations=_gib(cost.activation_bytes))]
     if cost.buffer_bytes:
         parts.append(said("keys and values {buffers}", buffers=_gib(cost.buffer_bytes)))
     taken, has = together(parts, ", "), machine.usable_bytes

@@ -10,8 +10,7 @@ from ..config import AXES, ParallelConfig, ParallelPlan
 from ..requests.facts import SLOW_GB_PER_SECOND
 from .coming_blocks import Coming
 from .cost import Cost, predict
-from .limits import check_limits
-from .wish import Wish
+from .wish import Wish, check_limits
 
 _WORTH_A_RANK = 0.98
 """A plan of more ranks takes at most this share of the time, or the ranks stay out."""
@@ -36,10 +35,7 @@ def plan_loading(wish: Wish) -> ParallelPlan:
 
     A rank's stage follows from its coordinate, so where weights are split every later plan keeps these stages and
     this split of the sequence. PipeFusion that `auto` takes for the links' sake splits no weights: the same model
-    then also runs without stages, which is exact and which KSampler wants.
-
-    Raises:
-        ConfigurationError: see `check_limits`.
+    then also runs without stages, which is exact and which KSampler wants. Errors as of `choose`.
     """
     choice = choose(wish)
     return _with_replicas(choice.plan, wish.config, wish.ranks) if choice.reason != "links" else ParallelPlan()

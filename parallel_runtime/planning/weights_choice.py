@@ -62,15 +62,12 @@ def ways_out(wish: Wish, weight_bytes: int) -> list[Said]:
     whole = replace(wish, config=replace(wish.config, pipe=1), request=TYPICAL, loaded=None)
     if wish.config.weights in STREAMED or not _may_stream(whole):
         return []
-    return [
-        said(
-            "Set weights in Parallel Config to {way}: that needs about {size} GiB on each GPU.",
-            way=said("{weights} and stages to 1", weights=shown) if in_stages else shown,
-            size=f"{needs / GIB:.1f}",
-        )
-        for config, needs in _fitting(whole, 1, weight_bytes)
-        for shown in [SHOWN_WEIGHTS.get(config.weights, config.weights)]
-    ]
+    template, ways = "Set weights in Parallel Config to {way}: that needs about {size} GiB on each GPU.", []
+    for config, needs in _fitting(whole, 1, weight_bytes):
+        shown = SHOWN_WEIGHTS.get(config.weights, config.weights)
+        way = said("{weights} and stages to 1", weights=shown) if in_stages else shown
+        ways.append(said(template, way=way, size=f"{needs / GIB:.1f}"))
+    return ways
 
 
 def _may_stream(wish: Wish) -> bool:

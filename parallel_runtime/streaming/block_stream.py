@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .deal import SLOTS
+from ..planning.coming_blocks import SLOTS
 from .shared_blocks import SharedBlocks
 
 
@@ -85,29 +85,22 @@ class BlockStream:
                 torch.cuda.current_stream().wait_stream(self._side)
 
     def _run(self, block: int, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """A block's forward when its weights are there: as it is, compiled, or while it is recorded."""
-        self.before(block)
+        """A block's forward when its weights are there: as it is, compiled, or while it is recorded. Then its slot is
+        free for the next but one."""
+        slot, following = self._slot.get(block), self._next.get(block)
+        if slot is not None:
+            if (
+                self._holds.get(slot) != block
+            ):  # on a CPU always; on a GPU where blocks run in another order than theirs
+                self._after_all()
+                self._bring(block)
+            if self._side is not None:
+                torch.cuda.current_stream().wait_event(self._here[slot])
         returned = forward(*args, **kwargs)
-        self.after(block)
-        return returned
-
-    def before(self, block: int) -> None:
-        """A block is about to run: it is there, in the order of the stream."""
-        if block not in self._slot:
-            return
-        slot = self._slot[block]
-        if self._holds.get(slot) != block:  # on a CPU always; on a GPU where blocks run in another order than theirs
-            self._after_all()
-            self._bring(block)
-        if self._side is not None:
-            torch.cuda.current_stream().wait_event(self._here[slot])
-
-    def after(self, block: int) -> None:
-        """A block has run, and its slot is free for the next but one."""
-        following = self._next.get(block)
         if self._side is not None and following is not None:
             self._after_all()
             self._bring(following)
+        return returned
 
     def _after_all(self) -> None:
         if self._side is not None:

@@ -67,20 +67,13 @@ class Board:
 
 
 def wait_for(about: _T, there: Callable[[_T], bool], what: str) -> None:
-    """Wait for what other ranks do, which is soon, until `there` finds it done.
-
-    Raises:
-        PoolError: it does not come; the message has `what`.
-    """
+    """Wait for what other ranks do, which is soon, until `there` finds it done. PoolError, with `what`, where it does
+    not come."""
     deadline = time.monotonic() + _WAIT_SECONDS
     pause = 0.0
     while not there(about):
         if time.monotonic() > deadline:
-            raise PoolError(
-                "A worker waited {wait_seconds} s for {what}.",
-                "Queue the prompt again.",
-                wait_seconds=f"{_WAIT_SECONDS:.0f}",
-                what=what,
-            )
+            cause, seconds = "A worker waited {wait_seconds} s for {what}.", f"{_WAIT_SECONDS:.0f}"
+            raise PoolError(cause, "Queue the prompt again.", wait_seconds=seconds, what=what)
         time.sleep(pause)
         pause = min(pause + 1e-5, 1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,20 @@ from typing import TypeVar
 import torch
 
 from ..errors import ConfigurationError
-from .deal import SLOTS, held_blocks, resident_blocks
-from .peer_driver import reach_one_another
+from ..planning.coming_blocks import SLOTS, held_blocks, resident_blocks
 
 _T = TypeVar("_T")
+
+
+def reach_one_another() -> bool:
+    """Whether all GPUs that this process sees can read each other's memory, as far as they are to: every rank of them
+    finds the same."""
+    if os.environ.get("NCCL_P2P_DISABLE") == "1":
+        return False
+    return all(
+        torch.cuda.can_device_access_peer(index, other)
+        for index, other in itertools.permutations(range(torch.cuda.device_count()), 2)
+    )
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,5 @@ class Dealer:
     def check(self) -> None:
         """ConfigurationError, on all ranks alike, where GPUs cannot read each other's memory."""
         if self.on_device and self.ranks > 1 and not reach_one_another():
-            raise ConfigurationError(
-                "These GPUs cannot read each other's memory, so that weights cannot be spread over them.",
-                "Set weights to host.",
-            )
+            what = "These GPUs cannot read each other's memory, so that weights cannot be spread over them."
+            raise ConfigurationError(what, "Set weights to host.")

@@ -1,26 +1,36 @@
-"""The memory of a rank's share, and that of another rank's: of the host, or of a GPU that others can read."""
+"""The memory of a rank's share, and that of another rank's: of the host, or of a GPU that others can read.
+
+That of a GPU is the CUDA driver's, by its IPC handles, and so are copies of another one's: PyTorch would give a tensor
+over another GPU's memory that GPU's device, and a copy a context on it. The driver takes addresses; its copies are
+launched on a stream, and recorded, like any.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+from typing import Any
 
 import psutil
 import torch
 
 from ..errors import OutOfMemoryError
+from ..gpu_memory import cuda_driver
+from ..gpu_memory.cuda_driver import DriverError, MemoryHandle
 from ..gpu_memory.pinned_memory import MAPPED, register, unregister
-from .peer_driver import DeviceShare, OpenedAllocation
 
 _LEFT_FREE = 20
 """Shares leave this part of the host's memory."""
 _STAT_BLOCK = 512
 """Bytes, as stat counts what a file has."""
+_LAZY_PEER_ACCESS = 1
 
 
 class HostShare:
     """Memory of the host, an anonymous file (memfd), so that nothing is left behind however a pool ends. With another
-    rank's descriptor it is that one's."""
+    rank's descriptor it is that one's. `address`: where other processes of the host find it, in words without spaces.
+    """
 
     def __init__(self, size: int, descriptor: int | None = None):
         size = max(size, 1)
@@ -53,8 +63,71 @@ class HostShare:
         os.close(self._descriptor)
 
 
-OwnShare = HostShare | DeviceShare
-"""This rank's share; `address`: where other processes of the host find it, in words without spaces."""
+class DeviceShare:
+    """Memory of this rank's GPU, of so many bytes, which the other GPUs of the host read.
+
+    Raises:
+        torch.OutOfMemoryError: there is not enough.
+        DriverError: it cannot be shared.
+    """
+
+    def __init__(self, size: int, device: torch.device):
+        torch.cuda.synchronize(device)  # the context exists, and is this thread's
+        torch.cuda.empty_cache()  # what the allocator keeps for itself, the driver cannot give
+        pointer, handle = ctypes.c_uint64(), MemoryHandle()
+        self._size = max(size, 1)
+        cuda_driver.call("cuMemAlloc_v2", ctypes.byref(pointer), self._size)
+        self._pointer = pointer.value
+        try:
+            cuda_driver.call("cuIpcGetMemHandle", ctypes.byref(handle), self._pointer)
+        except DriverError:
+            self.close()
+            raise
+        self.memory = torch.as_tensor(self, device=device)
+        self.address = f"device:{bytes(handle).hex()}"
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self._size,), "typestr": "|u1", "data": (self._pointer, False), "version": 3, "strides": None}
+
+    def copy_to(self, target: torch.Tensor, start: int) -> None:
+        """Copy bytes from `start` on, within the device."""
+        target.copy_(self.memory[start : start + target.numel()], non_blocking=True)
+
+    def pin(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Free it; nobody else may have it open any more, or use a tensor over it."""
+        self.memory = torch.empty(0, dtype=torch.uint8)  # the tensor over it holds this object
+        cuda_driver.call("cuMemFree_v2", self._pointer)
+
+
+class OpenedAllocation:
+    """Memory of another process's GPU, by the handle of its `DeviceShare`; DriverError: this GPU cannot read it."""
+
+    def __init__(self, handle: str, device: torch.device):
+        torch.cuda.synchronize(device)
+        address = ctypes.c_uint64()
+        given = MemoryHandle.from_buffer_copy(bytes.fromhex(handle))
+        cuda_driver.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, _LAZY_PEER_ACCESS)
+        self._address = address.value
+
+    def copy_to(self, target: torch.Tensor, start: int) -> None:
+        """Copy the bytes from `start` on to (bytes,) uint8 on this rank's GPU, on the current stream."""
+        stream = torch.cuda.current_stream(target.device).cuda_stream
+        cuda_driver.call("cuMemcpyAsync", target.data_ptr(), self._address + start, target.numel(), stream)
+
+    def pin(self) -> None:
+        """Nothing: it is a GPU's."""
+
+    def close(self) -> None:
+        """Let it go; no copy may be under way, and its owner keeps the memory."""
+        if self._address:
+            cuda_driver.call("cuIpcCloseMemHandle", self._address)
+            self._address = 0
+
+
 OtherShare = HostShare | OpenedAllocation
 """Another rank's, open."""
 
@@ -94,11 +167,9 @@ def room_on_host() -> int:
     return int(host.available - host.total // _LEFT_FREE)
 
 
-def too_little_on_host(wanted: int) -> OutOfMemoryError:
+def no_room_on_host(wanted: int) -> OutOfMemoryError:
     """What is said of shares of so many bytes, of all ranks, which the host has no room for."""
-    return OutOfMemoryError(
-        "A share of the weights takes {wanted} GiB of the host's memory, of which {available} GiB are free.",
-        "Close other programs, or choose spread as weights in Parallel Config.",
-        wanted=f"{wanted / 2**30:.1f}",
-        available=f"{psutil.virtual_memory().available / 2**30:.1f}",
-    )
+    what = "A share of the weights takes {wanted} GiB of the host's memory, of which {available} GiB are free."
+    fix = "Close other programs, or choose spread as weights in Parallel Config."
+    free = psutil.virtual_memory().available
+    return OutOfMemoryError(what, fix, wanted=f"{wanted / 2**30:.1f}", available=f"{free / 2**30:.1f}")

@@ -16,12 +16,10 @@ from pathlib import Path
 
 import torch
 
-from ..gpu_memory.alignment import aligned
+from ..gpu_memory.arena import aligned
 from .board import LAUNCHED, MADE, OPEN, STATE, Board, wait_for
-from .deal import piece
 from .dealer import Dealer
-from .peer_driver import DeviceShare
-from .share_memory import HostShare, OtherShare, OwnShare, open_share, room_on_host, too_little_on_host, unfilled_bytes
+from .share_memory import DeviceShare, HostShare, OtherShare, no_room_on_host, open_share, room_on_host, unfilled_bytes
 
 
 class SharedBlocks:
@@ -33,12 +31,12 @@ class SharedBlocks:
         self.dealer = dealer
         self.board = Board()
         self._name = f"share-{hashlib.sha256(repr(dealer.key).encode()).hexdigest()[:32]}"
-        self._pieces = [[piece(size, rank, dealer.ranks) for size in sizes] for rank in range(dealer.ranks)]
+        self._pieces = [[_piece(size, rank, dealer.ranks) for size in sizes] for rank in range(dealer.ranks)]
         # In a rank's share a piece begins aligned, as a kernel that copies it wants; the share's size comes last.
         self._starts = [
             list(accumulate((aligned(stop - start) for start, stop in pieces), initial=0)) for pieces in self._pieces
         ]
-        self._own: OwnShare | None = None
+        self._own: HostShare | DeviceShare | None = None
         self._boards: dict[int, Board] = {}
         self._others: dict[int, tuple[int, OtherShare | None]] = {}  # no share: its rank has let it go
 
@@ -58,15 +56,12 @@ class SharedBlocks:
         return self.size if self.dealer.on_device else 0
 
     def take(self) -> None:
-        """Have memory for the share, not filled; nothing is done where there is some.
-
-        Raises:
-            torch.OutOfMemoryError, OutOfMemoryError: there is not enough.
-        """
+        """Have memory for the share, not filled; nothing is done where there is some. torch.OutOfMemoryError,
+        OutOfMemoryError: there is not enough."""
         if self._own is not None:
             return
         if not self.has_room():
-            raise too_little_on_host(self._wanted_of_host())
+            raise no_room_on_host(self._wanted_of_host())
         self._own = DeviceShare(self.size, self.device) if self.dealer.on_device else HostShare(self.size)
         self.board[STATE] = 0
         if self.dealer.folder is not None:
@@ -140,6 +135,9 @@ class SharedBlocks:
         assert state, "a share that is not filled"
         moved = False
         for rank in self._other_ranks():
+            if rank not in self._boards:
+                path = self._path(rank)
+                wait_for(path, lambda told: told.exists(), f"worker {rank} to have memory for its share")
             board = self._board(rank)
             wait_for(board, lambda words: words[STATE] == state, f"worker {rank} to have its share of the weights")
             moved |= self._open(rank, board)
@@ -186,11 +184,8 @@ class SharedBlocks:
             self._others[rank] = (made, None)  # another one will be elsewhere
 
     def give_back(self) -> None:
-        """Let the share go, and those of the others. Of shares on devices every rank does so in the same request.
-
-        Raises:
-            PoolError: another rank does not let it go.
-        """
+        """Let the share go, and those of the others. Of shares on devices every rank does so in the same request;
+        PoolError where another one does not."""
         if self._own is None:
             return
         self.board[STATE] = 0
@@ -212,16 +207,10 @@ class SharedBlocks:
         found = []
         for rank in self._other_ranks():
             with suppress(FileNotFoundError):  # it has made none, or lets it go at this moment and reads no more
-                found.append((rank, self._made_board(rank)))
+                found.append((rank, self._board(rank)))
         return found
 
     def _board(self, rank: int) -> Board:
-        if rank not in self._boards:
-            path = self._path(rank)
-            wait_for(path, lambda told: told.exists(), f"worker {rank} to have memory for its share")
-        return self._made_board(rank)
-
-    def _made_board(self, rank: int) -> Board:
         if rank not in self._boards:
             self._boards[rank] = Board(self._path(rank).read_text().split()[0])
         return self._boards[rank]
@@ -243,6 +232,13 @@ class SharedBlocks:
     def _path(self, rank: int) -> Path:
         assert self.dealer.folder is not None
         return self.dealer.folder / f"{self._name}-{rank}"
+
+
+def _piece(size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """(start, stop) of a rank's bytes in a block of so many; the last ranks may have fewer, or none. Every block is cut
+    alike, so that ranks that fetch one fetch from all others at once."""
+    length = aligned(-(-size // ranks))
+    return min(rank * length, size), min((rank + 1) * length, size)
 
 
 @functools.lru_cache(maxsize=64)

@@ -58,6 +58,22 @@ ALONE = frozenset(
         "{text} is not an address with a port.",
         "{variable} holds {unknown}, which cannot be switched off.",
         "The workers made {made}, not {wanted}.",
+        "Choose a folder that diffusers saved.",
+        "Choose the folder of a supported diffusion transformer.",
+        "Download it again.",
+        "Download the missing files.",
+        "Download the safetensors version.",
+        "Keep one version of the weights there.",
+        "{folder} has its weights as a PyTorch pickle ({name}), which could run code.",
+        "{folder} has no config.json.",
+        "{folder} has no safetensors file.",
+        "{folder} has {files}.",
+        "{folder} lacks {lacks}.",
+        "{index} does not list the files of the model.",
+        "{path} is a diffusers folder of {name}, which has no transformer.",
+        "{path} is not a JSON object.",
+        "{path} is not valid JSON ({error}).",
     }
 )
-"""For developers, for those who set up several hosts, and for installations that lack what they need."""
+"""For developers, for those who set up several hosts, for installations that lack what they need, and for folders that
+diffusers saved, which are loaded where there is no ComfyUI."""

@@ -12,11 +12,8 @@ from parallel_runtime.errors import ERROR_TYPES
 
 PACK = Path(__file__).parents[2]
 FOLDERS = ("nodes", "workers", "parallel_runtime")
-_LOADING = PACK / "parallel_runtime" / "loading"
-WITHOUT_COMFYUI = {
-    *(PACK / "parallel_runtime" / "networks" / "diffusers").glob("*.py"),
-    *(_LOADING / f"{name}.py" for name in ("checkpoint", "folder", "weights")),
-}
+_RUNTIME = PACK / "parallel_runtime"
+WITHOUT_COMFYUI = {*(_RUNTIME / "networks" / "diffusers").glob("*.py"), _RUNTIME / "loading" / "checkpoint.py"}
 """What speaks where there is no ComfyUI, in English alone."""
 SPOKEN = {
     **dict.fromkeys([*ERROR_TYPES, "ParallelError", "PeerFailedError", "PoolLostError", "FrameError"], (0, 2)),

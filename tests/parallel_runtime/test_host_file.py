@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from parallel_runtime.loading.host_model import build_model
+from parallel_runtime.loading.host_file import HostFile
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.ranks import run_ranks
 from tests.tiny_flux import write_original
@@ -78,9 +78,9 @@ def test_weights_beside_the_network_are_real_and_the_networks_are_not(tmp_path):
         return model
 
     on_meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
-    taken: set[str] = set()
-    model = build_model(SimpleNamespace(get_model=get_model), path, on_meta, "", taken)
-    assert taken == {"lengths.weight", "lengths.bias"}
+    file = HostFile(path, (), SimpleNamespace(get_model=get_model), on_meta, 0, None)
+    model = file.build_model()
+    assert file.beside == {"lengths.weight", "lengths.bias"}
     assert model.diffusion_model.weight.is_meta
     assert torch.equal(model.lengths.weight, tensors["lengths.weight"].float())
     assert torch.equal(model.lengths.bias, tensors["lengths.bias"])
@@ -108,7 +108,8 @@ def test_prompts_that_nodes_take_out_of_a_network_are_real(tmp_path):
         return model
 
     on_meta = {name: tensor.to("meta") for name, tensor in {**prompts, "weight": ONES}.items()}
-    network = build_model(SimpleNamespace(get_model=get_model), path, on_meta, "net.", set()).diffusion_model
+    file = HostFile(path, (), SimpleNamespace(get_model=get_model), on_meta, 0, None, "net.")
+    network = file.build_model().diffusion_model
     assert torch.equal(network.positive_conditioning, prompts["positive_conditioning"].float())
     assert torch.equal(network.negative_conditioning, prompts["negative_conditioning"].float())
     assert network.weight.is_meta

@@ -52,7 +52,7 @@ wrapped.predict(torch.zeros(1, 16, 8, 6), torch.tensor([0.5]), given)
 from parallel_runtime.attention.rotary import rotate
 rotate(torch.zeros(1, 2, 2, 4), torch.zeros(2, 4), torch.zeros(2, 4))
 private = ("torch._dynamo", "torch._inductor", "torch.distributed._symmetric_memory", "triton")
-ours = ("compile_settings", "passes", "peer_kernels")
+ours = ("compiled_methods", "passes", "peer_kernels")
 unwanted = [*private, *(f"parallel_runtime.acceleration.{name}" for name in ours)]
 assert not set(unwanted) & sys.modules.keys(), set(unwanted) & sys.modules.keys()
 from parallel_runtime.acceleration.compiler import allow_in_graph

@@ -11,9 +11,9 @@ import torch._dynamo
 import torch._dynamo.utils
 from torch import nn
 
-from parallel_runtime.acceleration import compile_settings
-from parallel_runtime.acceleration.compile_settings import LIMIT, room, with_own_code
+from parallel_runtime.acceleration import compiler
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
+from parallel_runtime.acceleration.compiler import LIMIT, room, with_own_code
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.compiled_blocks import CompiledBlocks
 from parallel_runtime.networks.token_split import TokenSplit
@@ -77,7 +77,7 @@ def test_64_sizes_and_every_batch_take_two_graphs(graphs):
         given = sizes(rows, 9 * rows)
         assert torch.allclose(call(*given), Block.forward(block, *given), atol=1e-6)
     assert graphs() == 2
-    assert compiled.room == LIMIT - compile_settings._OF_A_CALL - 2
+    assert compiled.room == LIMIT - compiler._OF_A_CALL - 2
 
 
 @pytest.mark.long
@@ -87,7 +87,7 @@ def test_graphs_of_other_models_do_not_count(graphs):
         for kind in range(10):  # 80 in all, more than one function may have
             call(*sizes(1, 4), kind)
     assert graphs() == 80
-    assert {methods.room for methods, _ in models} == {LIMIT - compile_settings._OF_A_CALL - 10}
+    assert {methods.room for methods, _ in models} == {LIMIT - compiler._OF_A_CALL - 10}
     assert not any(methods.refused for methods, _ in models)
 
 
@@ -95,7 +95,7 @@ def test_graphs_of_other_models_do_not_count(graphs):
 def test_at_the_limit_a_request_runs_plain_blocks_on_all_ranks_and_the_log_says_so_once(graphs, caplog):
     block = Block()
     full, call = as_cut(block)
-    for kind in range(LIMIT - compile_settings._OF_A_CALL):
+    for kind in range(LIMIT - compiler._OF_A_CALL):
         call(*sizes(1, 4), kind)
     other = as_cut(Block())[0]
     ranks = [full, other]
@@ -125,6 +125,6 @@ def test_a_copy_of_a_function_does_the_same_and_has_graphs_of_its_own(graphs):
     assert torch.equal(other(x, by=3.0), 3 * x)
     torch.compile(one, backend="eager")(x)
     assert (room([one]), room([other])) == (
-        LIMIT - compile_settings._OF_A_CALL - 1,
-        LIMIT - compile_settings._OF_A_CALL,
+        LIMIT - compiler._OF_A_CALL - 1,
+        LIMIT - compiler._OF_A_CALL,
     )

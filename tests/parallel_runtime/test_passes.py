@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from parallel_runtime import switches
-from parallel_runtime.acceleration import compile_settings, passes
+from parallel_runtime.acceleration import compiler, passes
 from parallel_runtime.acceleration.passes import Passes, linear_gelu, linear_of_parts
 from parallel_runtime.attention.rotary import norm_rotate, rotate
 from parallel_runtime.mesh.mesh import single_rank_mesh
@@ -44,7 +44,7 @@ def test_the_key_of_the_compile_cache_changes_with_any_source_that_makes_graphs(
     assert own == passes.source_hash()
     for changed in (
         "acceleration/rotary_pass.py",
-        "acceleration/compile_settings.py",
+        "acceleration/compiler.py",
         "attention/rotary.py",
         "exchange/peer_exchange.py",
         "networks/diffusers/hunyuan_dit.py",
@@ -126,9 +126,9 @@ def test_a_private_module_that_torch_renamed_costs_what_it_was_for_and_a_line(go
     monkeypatch.delitem(sys.modules, "parallel_runtime.acceleration.passes", raising=False)
     monkeypatch.delattr("parallel_runtime.acceleration.passes", raising=False)
     monkeypatch.setitem(sys.modules, gone, None)
-    settings = {"open sizes": compile_settings._unequal_sizes}
-    options = {} if costs != "our passes" else compile_settings.our_passes()
-    usable = compile_settings._usable({name: setting for name, setting in settings.items() if name == costs})
+    settings = {"open sizes": compiler._unequal_sizes}
+    options = {} if costs != "our passes" else compiler.our_passes()
+    usable = compiler._usable({name: setting for name, setting in settings.items() if name == costs})
     assert (options, usable) == ({}, [])
     (line,) = [record.message for record in caplog.records]
     assert line.startswith(f"Blocks are compiled without {costs}: ")

@@ -13,9 +13,8 @@ from parallel_runtime.config import AXES, ParallelConfig, ParallelPlan
 from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.planning.cost import predict
 from parallel_runtime.planning.explanation import explain
-from parallel_runtime.planning.limits import check_steps
 from parallel_runtime.planning.plan import choose, plan_loading
-from parallel_runtime.planning.wish import TYPICAL, Wish
+from parallel_runtime.planning.wish import TYPICAL, Wish, check_steps
 from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, MachineFacts, RequestFacts, known_gpu
 
 AUTO = ParallelConfig()

@@ -13,8 +13,8 @@ import torch
 
 from parallel_runtime.gpu_memory import pinned_memory
 from parallel_runtime.loading import reading
+from parallel_runtime.planning.coming_blocks import SLOTS
 from parallel_runtime.streaming.block_stream import BlockStream
-from parallel_runtime.streaming.deal import SLOTS
 from parallel_runtime.streaming.dealer import Dealer
 from tests.pretended_streams import Streams
 
@@ -58,9 +58,7 @@ def stream_of(streams: Streams, held: int = 0) -> BlockStream:
 
 
 def run(stream: BlockStream, streams: Streams, block: int) -> None:
-    stream.before(block)
-    streams.work(f"run {block}")
-    stream.after(block)
+    stream._run(block, streams.work, f"run {block}")
 
 
 def test_a_block_runs_when_it_is_there_and_comes_when_its_slot_is_free(streams):

@@ -12,9 +12,8 @@ import torch
 from parallel_runtime.engine.resident import Resident
 from parallel_runtime.gpu_memory.arena import PlainArena
 from parallel_runtime.loading import loaded_weights
-from parallel_runtime.loading.checkpoint import open_checkpoint
+from parallel_runtime.loading.checkpoint import CheckpointReader, open_checkpoint
 from parallel_runtime.loading.loaded_weights import LoadedWeights
-from parallel_runtime.loading.weights import CheckpointReader
 from parallel_runtime.streaming import shared_blocks
 from parallel_runtime.streaming.dealer import Dealer
 from parallel_runtime.streaming.share_memory import HostShare

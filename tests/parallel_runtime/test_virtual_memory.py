@@ -14,9 +14,8 @@ from parallel_runtime.gpu_memory import cuda_driver, virtual_memory
 from parallel_runtime.gpu_memory.arena import make_arena, place_tensor
 from parallel_runtime.gpu_memory.cuda_driver import DriverError
 from parallel_runtime.gpu_memory.virtual_memory import VirtualRegion
-from parallel_runtime.loading.checkpoint import open_checkpoint
+from parallel_runtime.loading.checkpoint import CheckpointReader, open_checkpoint
 from parallel_runtime.loading.loaded_weights import LoadedWeights
-from parallel_runtime.loading.weights import CheckpointReader
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 
 GRANULARITY = 2 << 20

@@ -23,11 +23,10 @@ from parallel_runtime.engine.weight_store import WeightStore
 from parallel_runtime.errors import CheckpointError, NotLoadedError, OutOfMemoryError
 from parallel_runtime.gpu_memory.arena import PlainArena, lay_out
 from parallel_runtime.loading import loaded_weights, reading
-from parallel_runtime.loading.checkpoint import open_checkpoint
+from parallel_runtime.loading.checkpoint import CheckpointReader, open_checkpoint
 from parallel_runtime.loading.files import identity
 from parallel_runtime.loading.host_copies import HostCopies
 from parallel_runtime.loading.loaded_weights import LoadedWeights
-from parallel_runtime.loading.weights import CheckpointReader
 from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Forward, Load, Release

@@ -8,13 +8,12 @@ import pytest
 
 from benchmarks.flux_facts import FLUX_DEV
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.planning.coming_blocks import Coming
+from parallel_runtime.planning.coming_blocks import Coming, resident_blocks
 from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.plan import choose
 from parallel_runtime.planning.weights_choice import choose_weights, ways_out
 from parallel_runtime.planning.wish import TYPICAL, Wish
 from parallel_runtime.requests.facts import CPU, ETHERNET, GIB, HOST_MEMORY, NVLINK, PCIE, known_gpu
-from parallel_runtime.streaming.deal import resident_blocks
 
 AUTO = ParallelConfig()
 WEIGHTS = FLUX_DEV.parameters * FLUX_DEV.bytes_per_parameter

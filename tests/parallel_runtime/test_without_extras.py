@@ -20,8 +20,7 @@ REFUSAL = (
 from pathlib import Path
 import workers.client.client, workers.rank.start
 from parallel_runtime.errors import ParallelError
-from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.weights import build_transformer
+from parallel_runtime.loading.checkpoint import build_transformer, open_checkpoint
 folder = Path(sys.argv[1])
 try:
     build_transformer(open_checkpoint(folder))
