@@ -16,7 +16,7 @@ from parallel_runtime.errors import LAST, ParallelError
 
 from .model_nodes import REFUSED
 from .panel.actions import ACTIONS, keep_house
-from .panel.settings import default_config, read_settings
+from .panel.settings import wished_config
 from .panel.status import clean, read_newest, read_status, write_diagnostics
 
 log = logging.getLogger("parallel_dit")
@@ -64,7 +64,7 @@ def serve_panel() -> None:
 def _action(name: str) -> Callable[[web.Request], Awaitable[web.Response]]:
     def run(wishes: dict[str, Any]) -> ParallelError | None:
         try:
-            ACTIONS[name](wishes, default_config(read_settings()))
+            ACTIONS[name](wishes, wished_config(None))
         except ParallelError as error:
             log.warning("Parallel DiT: %s: %s", name, error)
             return error

@@ -9,8 +9,8 @@ from comfy_api.latest import io
 
 from parallel_runtime.said import Said
 
-from .model_loading import wished_config
 from .node_text import make_schema, show_text
+from .panel.settings import wished_config
 from .parallel_config import ConfigSocket
 
 log = logging.getLogger("parallel_dit")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 
-from .model_loading import wished_config
 from .node_text import failing_shown, make_schema, notices_on_running_node, show_text
+from .panel.settings import wished_config
 from .parallel_config import ConfigSocket
 
 
