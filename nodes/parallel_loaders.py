@@ -22,7 +22,7 @@ from .panel.settings import wished_config
 from .parallel_config import ConfigSocket
 from .pool_patchers import drop_others, keep
 from .prompt_graph import USUAL, find_size
-from .wait_notices import OPENING
+from .run_notices import OPENING
 
 if TYPE_CHECKING:
     from .remote_patcher import RemoteModelPatcher
