@@ -1,7 +1,7 @@
 """The engine of one rank: prepares and runs requests. Under the pool, or under plain torchrun from a script.
 
 `prepare` makes no collective call, so a rank that fails there leaves nobody waiting: it knows a rank's place in a plan,
-and the groups of the plan are joined when all ranks run. Each kind of request has a file of its own (prepared_*.py).
+and the groups of the plan are joined when all ranks run. Requests alike have a file in common (prepared_*.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from ..errors import NotLoadedError
 from ..requests.control import Control
 from ..requests.requests import Attach, Forward, Invoke, KeepPatches, Load, Release, Request, RunVae, Step, Survey
 from .prepared import Prepared
-from .prepared_forward import prepare_forward, prepare_invoke
 from .prepared_load import prepare_attach, prepare_load, prepare_patches, prepare_release, prepare_survey
-from .prepared_sample import prepare_sample
+from .prepared_run import prepare_forward, prepare_invoke, prepare_sample
 from .prepared_vae import prepare_vae
 from .rank_state import RankState
 
