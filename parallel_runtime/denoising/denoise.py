@@ -131,19 +131,14 @@ class Denoising(Loop):
     def __init__(self, request: Sample, dtype: torch.dtype, unlike: bool = False):
         super().__init__(request, dtype, unlike)
         if [branch.index for branch in request.branches] not in ([0], [0, 1]):
-            raise RequestError(
-                "Sampling in the workers takes a positive and at most one negative conditioning.",
-                "Use KSampler for this graph.",
-            )
+            text = "Sampling in the workers takes a positive and at most one negative conditioning."
+            raise RequestError(text, "Use KSampler for this graph.")
         check_guidance(len(request.branches), request.cfg)
         for name, known in ((request.sampler, SAMPLERS), (request.prediction, PREDICTIONS)):
             if name not in known:
-                raise RequestError(
-                    "The workers do not know {name}; they know {known}.",
-                    "Use KSampler: it runs every model per step.",
-                    name=repr(name),
-                    known=", ".join(known),
-                )
+                text = "The workers do not know {name}; they know {known}."
+                fix = "Use KSampler: it runs every model per step."
+                raise RequestError(text, fix, name=repr(name), known=", ".join(known))
         self.sampler = SAMPLERS[request.sampler]
         self.prediction = PREDICTIONS[request.prediction]
 
@@ -162,10 +157,7 @@ class Denoising(Loop):
 
 
 def _unfit(what: str, shapes: Sequence[torch.Size], latent: torch.Size) -> RequestError:
-    return RequestError(
-        "The request asks for {name} of shape {map} on a latent of {latent}.",
-        "Make all of them from one latent and one list of sigmas.",
-        name=what,
-        map=", ".join(str(tuple(shape)) for shape in shapes),
-        latent=tuple(latent),
-    )
+    text = "The request asks for {name} of shape {map} on a latent of {latent}."
+    fix = "Make all of them from one latent and one list of sigmas."
+    given = ", ".join(str(tuple(shape)) for shape in shapes)
+    return RequestError(text, fix, name=what, map=given, latent=tuple(latent))

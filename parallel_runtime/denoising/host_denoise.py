@@ -38,11 +38,8 @@ class HostDenoising(Loop):
         super().__init__(request, dtype, unlike)
         self._host = host
         if unlike and request.sampler == _ADAPTIVE:  # ranks would take steps of other lengths
-            raise RequestError(
-                "Sampler {name} chooses its steps by what it sees, which GPUs of several models see otherwise.",
-                "Choose another sampler, or GPUs of one model.",
-                name=repr(_ADAPTIVE),
-            )
+            text = "Sampler {name} chooses its steps by what it sees, which GPUs of several models see otherwise."
+            raise RequestError(text, "Choose another sampler, or GPUs of one model.", name=repr(_ADAPTIVE))
         use_comfyui(host.comfyui.folder, {**host.comfyui.options, "cpu": device.type == "cpu"})
         self._function = sampler_function(request.sampler)
         self._guider = load_guider(host.guider, [branch.index for branch in request.branches])
@@ -54,12 +51,9 @@ class HostDenoising(Loop):
         """Also refuse noise that ComfyUI would draw on another kind of device: samplers draw it where the latent is."""
         super().check(tensors, device)
         if device.type != self._host.noise_device:
-            raise RequestError(
-                "The noise of this sampler is drawn on {noise_device}, and this worker is on {device}.",
-                "Run the workers on the kind of device that ComfyUI uses.",
-                noise_device=self._host.noise_device,
-                device=device,
-            )
+            text = "The noise of this sampler is drawn on {noise_device}, and this worker is on {device}."
+            fix = "Run the workers on the kind of device that ComfyUI uses."
+            raise RequestError(text, fix, noise_device=self._host.noise_device, device=device)
         self._make_sampling(tensors)
 
     def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
@@ -82,19 +76,14 @@ def load_guider(guider: Guider, indices: Sequence[int]) -> Any:
     rule = GUIDER_RULES.get(guider.code)
     inside = rule is not None and {*indices} <= {*range(len(rule.conds))}
     if rule is None or rule.code != guider.code or not inside or list(indices) != sorted(set(indices)):
-        raise RequestError(
-            "The workers were sent the guider {code} with branches {indices}.",
-            "Report this.",
-            code=guider.code,
-            indices=indices,
-        )
+        text = "The workers were sent the guider {code} with branches {indices}."
+        raise RequestError(text, "Report this.", code=guider.code, indices=indices)
     module, _, name = rule.code.partition(":")
     try:
         kind = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise RequestError(
-            "The ComfyUI of the workers has no guider {name}: {error}.", "Update it.", name=name, error=error
-        ) from error
+        text = "The ComfyUI of the workers has no guider {name}: {error}."
+        raise RequestError(text, "Update it.", name=name, error=error) from error
     made = object.__new__(kind)
     # Each has a scale, which functions around it change and put back, whether it looks at it or not.
     made.__dict__.update({"cfg": 1.0, **{name: guider.values.get(name) for name in rule.values}})

@@ -82,9 +82,8 @@ def restore(tree: Any, tensors: Sequence[Any], networks: Mapping[int, Any] = Map
             return Patch(str(code), int(number), int(kept), int(since), restore(values, tensors, networks))
         if kind == "attached" and isinstance(inner, int):
             if inner not in networks:
-                raise RequestError(
-                    "Network {number} is not known to the workers.", "Queue the prompt again.", number=inner
-                )
+                text = "Network {number} is not known to the workers."
+                raise RequestError(text, "Queue the prompt again.", number=inner)
             return Attached(inner, networks[inner])
         if kind == "object" and isinstance(inner, list) and len(inner) == 3:
             module, name, fields = inner
