@@ -51,7 +51,8 @@ class ParallelDoctor(io.ComfyNode):
         """Run the doctor and show its report; what is broken is in there, and no error of the node. That is a
         ConfigurationError for devices that are not there, a PoolError where it came to no report."""
         # Imported here and not at the top: ComfyUI's start shall not pay for it.
-        from .doctor_process import run_doctor
+        from workers.doctor.process import run_doctor
+
         from .interrupt import stopping_with_prompt
 
         config = wished_config(parallel_config)
