@@ -40,11 +40,8 @@ class Loop:
         self.unlike = unlike
 
     def check(self, tensors: Tensors, device: torch.device) -> None:
-        """Refuse what would only fail in the loop, by its shapes. Runs on meta tensors; the loop will run on `device`.
-
-        Raises:
-            RequestError: with the part that does not have what it needs, and the tensor or the shapes.
-        """
+        """Refuse what would only fail in the loop, by its shapes: RequestError with the part that does not have what it
+        needs. Runs on meta tensors; the loop will run on `device`."""
         if missing := [name for name in self._names() if name not in tensors]:
             text = "The request asks for {missing}, which did not come with it."
             raise RequestError(text, "Report this.", missing=", ".join(missing))
@@ -72,15 +69,12 @@ class Loop:
     def run(
         self, predictor: Predictor, branches: Sequence[Conditioning], tensors: Tensors, control: Control
     ) -> torch.Tensor:
-        """Return the finished latent (B, C, ...) float32.
+        """Return the finished latent (B, C, ...) float32; Cancelled on all ranks before the same step.
 
         Every rank holds the whole latent and takes every step itself, from predictions that are the same bytes on
         all ranks: so the latents stay equal without being exchanged. Unlike devices draw other noise, and may round
         otherwise: there the transformer sees the first rank's latent at every evaluation, and the first rank's is
         what counts at the end. What the others make of theirs goes nowhere.
-
-        Raises:
-            Cancelled: on all ranks before the same step.
         """
         total = len(tensors["sigmas"]) - 1
         own = self._own_timesteps(tensors)

@@ -27,12 +27,8 @@ _WRAPPERS, _REPLACED = "wrappers", "patches_replace"
 
 
 class HostDenoising(Loop):
-    """A loop of ComfyUI's samplers. Arguments as of `Loop`.
-
-    Raises:
-        RequestError: a sampler, guider or function that this ComfyUI does not have, or that no rank may run.
-        ConfigurationError: there is no ComfyUI on this rank's host.
-    """
+    """A loop of ComfyUI's samplers. Arguments as of `Loop`; RequestError for a sampler, guider or function that this
+    ComfyUI does not have, or that no rank may run, ConfigurationError where this rank's host has no ComfyUI."""
 
     def __init__(self, request: Sample, host: HostLoop, dtype: torch.dtype, device: torch.device, unlike: bool):
         super().__init__(request, dtype, unlike)
@@ -68,11 +64,8 @@ class HostDenoising(Loop):
 
 
 def load_guider(guider: Guider, indices: Sequence[int]) -> Any:
-    """A guider of ComfyUI's with what it reads of its own, for branches of these indices.
-
-    Raises:
-        RequestError: it is none that ranks know, has no such branches, or this ComfyUI does not have it.
-    """
+    """A guider of ComfyUI's with what it reads of its own, for branches of these indices; RequestError where it is none
+    that ranks know, has no such branches, or this ComfyUI does not have it."""
     rule = GUIDER_RULES.get(guider.code)
     inside = rule is not None and {*indices} <= {*range(len(rule.conds))}
     if rule is None or rule.code != guider.code or not inside or list(indices) != sorted(set(indices)):
@@ -92,13 +85,8 @@ def load_guider(guider: Guider, indices: Sequence[int]) -> Any:
 
 
 class GuidedModel:
-    """What ComfyUI's samplers take for the model: called for a denoised latent, and asked for its model sampling.
-
-    Args:
-        guider: of `load_guider`.
-        sampling: ComfyUI's model sampling.
-        sigmas: of the loop.
-    """
+    """What ComfyUI's samplers take for the model: called for a denoised latent, and asked for its model sampling. The
+    guider is one of `load_guider`, the sigmas are the loop's."""
 
     def __init__(self, guider: Any, evaluate: Evaluation, sampling: Any, inpaint: Inpaint | None, sigmas: torch.Tensor):
         self._evaluate, self._sampling, self._inpaint, self._sigmas = evaluate, sampling, inpaint, sigmas
@@ -118,13 +106,8 @@ class GuidedModel:
         guidance: Mapping[str, Any],
         on_step: Told,
     ) -> torch.Tensor:
-        """Return the finished latent as ComfyUI's KSAMPLER does.
-
-        Args:
-            function: of `sampler_function`.
-            x: noised to the first sigma.
-            guidance: entries of `model_options`; see live_patches.py.
-        """
+        """Return the finished latent as ComfyUI's KSAMPLER does, by a `sampler_function`: of x, noised to the first
+        sigma, with entries of `model_options` (`guidance`; see live_patches.py)."""
         functions = {name: each for name, each in guidance.items() if name != AROUND_GUIDER}
         wrappers = {"calc_cond_batch": [self._predict], AROUND_GUIDER: guidance.get(AROUND_GUIDER, [])}
         self.inner_model.model_options = {
@@ -189,11 +172,8 @@ class GuidedModel:
 def make_sampling(
     bases: Sequence[str], values: Mapping[str, Scalar], tensors: Mapping[str, torch.Tensor]
 ) -> torch.nn.Module:
-    """A model sampling of ComfyUI's that is made of these classes and holds these values and tensors.
-
-    Raises:
-        RequestError: this ComfyUI has no such class.
-    """
+    """A model sampling of ComfyUI's that is made of these classes and holds these values and tensors; RequestError
+    where this ComfyUI has no such class."""
     code = importlib.import_module("comfy.model_sampling")
     kinds: list[Any] = [getattr(code, name, None) for name in bases]
     for name, kind in zip(bases, kinds, strict=True):
@@ -210,11 +190,7 @@ def make_sampling(
 
 
 def sampler_function(name: str) -> Callable[..., torch.Tensor]:
-    """What a sampler of ComfyUI's list calls.
-
-    Raises:
-        RequestError: this ComfyUI does not have it.
-    """
+    """What a sampler of ComfyUI's list calls; RequestError where this ComfyUI does not have it."""
     code = importlib.import_module("comfy.samplers")
     if name not in code.SAMPLER_NAMES:
         raise RequestError("The ComfyUI of the workers has no sampler {name}.", "Update it.", name=name)

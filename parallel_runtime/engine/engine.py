@@ -24,10 +24,7 @@ class Engine(RankState):
     """One rank's engine; what it has from request to request is its state."""
 
     def prepare(self, request: Request, meta: Mapping[str, torch.Tensor], control: Control) -> Prepared:
-        """Validate, plan, load.
-
-        Args:
-            meta: the request's tensors on the meta device.
+        """Validate, plan, load; `meta` are the request's tensors on the meta device.
 
         Raises:
             ParallelError: typed, with cause and fix; nothing has changed but which models are on the device.
@@ -56,11 +53,8 @@ class Engine(RankState):
         return prepare_sample(self, request, resident, meta)
 
     def recall(self, step: Step) -> Prepared:
-        """A call that an earlier `Forward` prepared.
-
-        Raises:
-            NotLoadedError: none of that number is kept, on any rank: see `forget_calls`.
-        """
+        """A call that an earlier `Forward` prepared; NotLoadedError where none of that number is kept, on any rank: see
+        `forget_calls`."""
         if step.kind not in self.calls:
             what = "The workers keep no call of number {kind}."
             raise NotLoadedError(what, "Queue the prompt again.", kind=step.kind)

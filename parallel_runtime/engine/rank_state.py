@@ -115,11 +115,8 @@ class Placed:
 
 
 class RankState:
-    """What prepared requests work with. Its constructor is collective over all ranks.
-
-    Args:
-        rank, world_size: place in the default process group; one rank needs none.
-    """
+    """What prepared requests work with. Its constructor is collective over all ranks; `rank` and `world_size` are the
+    place in the default process group, and one rank needs none."""
 
     def __init__(self, device: torch.device, rank: int, world_size: int):
         self.device = device
@@ -167,11 +164,8 @@ class RankState:
         return open_model(request, self.device)
 
     def place(self, resident: Resident, request: RequestFacts) -> Placed:
-        """Plan a request. The plan is the same on all ranks. Makes no collective call.
-
-        Raises:
-            ConfigurationError: the configuration cannot run it.
-        """
+        """Plan a request; ConfigurationError where the configuration cannot run it. The plan is the same on all ranks.
+        Makes no collective call."""
         wish = replace(resident.wish, request=request, machine=self.machine)
         plan = choose(wish).plan
         place = self.meshes.place(plan)

@@ -134,12 +134,8 @@ class ConditioningStore:
         self._attached: dict[int, Any] = {}
 
     def peek(self, reference: ConditioningRef, meta: Mapping[str, torch.Tensor]) -> Conditioning:
-        """The conditioning as far as PREPARE can know it: shapes for a new one, the real one otherwise.
-
-        Raises:
-            RequestError: it is neither new nor kept, its tensors did not come along, or a network that it names is not
-                here.
-        """
+        """The conditioning as far as PREPARE can know it: shapes for a new one, the real one otherwise. RequestError
+        where it is neither new nor kept, its tensors did not come along, or a network that it names is not here."""
         if not reference.new and reference.id not in self._kept:
             text = "Conditioning {id} is not known to the workers."
             raise RequestError(text, "Queue the prompt again.", id=reference.id)
