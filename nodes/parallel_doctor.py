@@ -9,6 +9,7 @@ from comfy_api.latest import io
 
 from parallel_runtime.said import Said
 
+from .interrupt import stopping_with_prompt
 from .node_text import make_schema, show_text
 from .panel.settings import wished_config
 from .parallel_config import ConfigSocket
@@ -52,8 +53,6 @@ class ParallelDoctor(io.ComfyNode):
         ConfigurationError for devices that are not there, a PoolError where it came to no report."""
         # Imported here and not at the top: ComfyUI's start shall not pay for it.
         from workers.doctor.process import run_doctor
-
-        from .interrupt import stopping_with_prompt
 
         config = wished_config(parallel_config)
         with stopping_with_prompt() as interrupted:
