@@ -7,9 +7,8 @@ from comfy_api.latest import ComfyExtension, io
 from .panel_server import serve_panel
 from .parallel_config import ParallelConfigNode
 from .parallel_doctor import ParallelDoctor
-from .parallel_loaders import ParallelCheckpointLoader, ParallelLoader
+from .parallel_loaders import ParallelCheckpointLoader, ParallelLoader, ParallelVaeNode
 from .parallel_sampler import ParallelSampler
-from .parallel_vae import ParallelVaeNode
 from .start_setting import start_pool_if_wished
 
 

@@ -49,12 +49,8 @@ def find_gguf_pack(path: Path) -> str:
 
 
 def open_model_file(path: Path, weight_dtype: str = "default") -> tuple[HostFile, Said]:
-    """Have ComfyUI recognise a file, and say what the node should say of it, a sentence or "".
-
-    Raises:
-        CheckpointError: missing or damaged files.
-        UnsupportedModelError: ComfyUI cannot build it, or by code of a node pack's own, which no rank has.
-    """
+    """Have ComfyUI recognise a file, and say what the node should say of it, a sentence or "". CheckpointError where it
+    is damaged or missing, UnsupportedModelError where ComfyUI builds it not at all, or by code of a node pack's own."""
     from parallel_runtime.loading.host_file import open_host_file
 
     gguf = is_gguf(path)

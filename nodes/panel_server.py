@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,11 +14,12 @@ from aiohttp import web
 from server import PromptServer
 
 from parallel_runtime.errors import LAST, ParallelError
+from workers.pool_log import read_newest
 
 from .model_nodes import REFUSED
-from .panel.actions import ACTIONS, keep_house
-from .panel.settings import default_config, read_settings
-from .panel.status import clean, read_newest, read_status, write_diagnostics
+from .panel.actions import ACTIONS
+from .panel.settings import wished_config
+from .panel.status import clean, read_status, write_diagnostics
 
 log = logging.getLogger("parallel_dit")
 AT_ONCE_SECONDS = 0.3
@@ -27,7 +29,10 @@ _WANTED = "A JSON object of names and texts is expected."
 
 
 def serve_panel() -> None:
-    """Add the routes, and do what the settings ask for. Called once, when ComfyUI starts."""
+    """Add the routes, and see to it that unused pools end. Called once, when ComfyUI starts."""
+    # Not in that thread: ComfyUI's own imports other packs meanwhile.
+    from workers.client.pool_registry import end_unused
+
     routes = PromptServer.instance.routes
 
     @routes.get("/parallel_dit/status")
@@ -58,13 +63,13 @@ def serve_panel() -> None:
 
     for name in ACTIONS:
         routes.post(f"/parallel_dit/{name}")(_action(name))
-    keep_house()
+    threading.Thread(target=end_unused, name="parallel-dit-unused", daemon=True).start()
 
 
 def _action(name: str) -> Callable[[web.Request], Awaitable[web.Response]]:
     def run(wishes: dict[str, Any]) -> ParallelError | None:
         try:
-            ACTIONS[name](wishes, default_config(read_settings()))
+            ACTIONS[name](wishes, wished_config(None))
         except ParallelError as error:
             log.warning("Parallel DiT: %s: %s", name, error)
             return error

@@ -9,8 +9,9 @@ from comfy_api.latest import io
 
 from parallel_runtime.said import Said
 
-from .model_loading import wished_config
+from .interrupt import stopping_with_prompt
 from .node_text import make_schema, show_text
+from .panel.settings import wished_config
 from .parallel_config import ConfigSocket
 
 log = logging.getLogger("parallel_dit")
@@ -51,8 +52,7 @@ class ParallelDoctor(io.ComfyNode):
         """Run the doctor and show its report; what is broken is in there, and no error of the node. That is a
         ConfigurationError for devices that are not there, a PoolError where it came to no report."""
         # Imported here and not at the top: ComfyUI's start shall not pay for it.
-        from .doctor_process import run_doctor
-        from .interrupt import stopping_with_prompt
+        from workers.doctor.process import run_doctor
 
         config = wished_config(parallel_config)
         with stopping_with_prompt() as interrupted:

@@ -19,18 +19,19 @@ def find_size(prompt: Graph | None, loader: str | None) -> tuple[int, int]:
     """(width, height) of the empty picture whose latent the nodes behind a loader are given; USUAL where there is none,
     where there are several, or where a video or another node makes it."""
     nodes = prompt or {}
-    behind, waiting = set(), [loader]
+    behind, waiting = set(), [] if loader is None else [loader]
     while waiting:
         start = waiting.pop()
-        takers = [name for name, node in nodes.items() if start in _givers(node) and name not in behind]
+        givers = {name: map(_giver, node.get("inputs", {}).values()) for name, node in nodes.items()}
+        takers = [name for name, given in givers.items() if start in given and name not in behind]
         behind.update(takers)
         waiting += takers
     sizes = set()
     for name in behind:
         for given in _LATENTS:
-            start = _giver(nodes[name].get("inputs", {}).get(given))
-            if start is not None and start not in behind:
-                sizes.add(_size(nodes.get(start, {}).get("inputs", {})))
+            giver = _giver(nodes[name].get("inputs", {}).get(given))
+            if giver is not None and giver not in behind:
+                sizes.add(_size(nodes.get(giver, {}).get("inputs", {})))
     found = sizes.pop() if len(sizes) == 1 else None
     return found or USUAL
 
@@ -38,10 +39,6 @@ def find_size(prompt: Graph | None, loader: str | None) -> tuple[int, int]:
 def _giver(value: Any) -> str | None:
     """The node that a link comes from; None for a value."""
     return str(value[0]) if isinstance(value, (list, tuple)) and len(value) == 2 else None
-
-
-def _givers(node: Mapping[str, Any]) -> list[str]:
-    return [start for value in node.get("inputs", {}).values() if (start := _giver(value)) is not None]
 
 
 def _size(inputs: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -41,15 +41,12 @@ def find_file(vae: Any) -> VaeFile:
     noted: Any = getattr(patcher, "cached_patcher_init", None)
     name = getattr(noted[0], "__name__", "") if noted else ""
     if isinstance(getattr(vae, "first_stage_model", None), RemoteVae) or name not in _LOADERS:
-        raise RequestError(
-            "The VAE was not loaded from a file by Load VAE or by a checkpoint loader of this ComfyUI.",
-            "Connect one of these nodes; an older ComfyUI does not note the file: decode without Parallel VAE there.",
-        )
+        text = "The VAE was not loaded from a file by Load VAE or by a checkpoint loader of this ComfyUI."
+        fix = "Connect one of these nodes; an older ComfyUI does not note the file: decode without Parallel VAE there."
+        raise RequestError(text, fix)
     if patcher.patches or patcher.object_patches:
-        raise RequestError(
-            "A node has changed the VAE, which the workers load from its file.",
-            "Connect the loader itself to Parallel VAE.",
-        )
+        text = "A node has changed the VAE, which the workers load from its file."
+        raise RequestError(text, "Connect the loader itself to Parallel VAE.")
     path, given = noted[1][0], noted[1][1]
     metadata = None
     if not _LOADERS[name] and given:
@@ -167,10 +164,8 @@ class RemoteVaePatcher(PatcherOfPool):
 
     def add_patches(self, patches, strength_patch=1.0, strength_model=1.0) -> list[Any]:
         """Called by a node that changes weights (SUPIRApply), which would have no effect."""
-        raise RequestError(
-            "The node changes weights of the VAE, which the workers load from its file.",
-            "Connect the loader itself to this node, not Parallel VAE.",
-        )
+        text = "The node changes weights of the VAE, which the workers load from its file."
+        raise RequestError(text, "Connect the loader itself to this node, not Parallel VAE.")
 
     def loaded_size(self) -> int:
         return self.remote.resident_bytes if self.remote.shares(self.load_device) else 0

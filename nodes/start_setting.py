@@ -4,7 +4,6 @@ Imports no torch: its processes begin before ComfyUI has."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import re
@@ -90,6 +89,7 @@ def start_early() -> None:
     import comfy.cli_args
 
     from workers.client import supervisor_process
+    from workers.driver import count_visible
     from workers.launch import resolve_devices
 
     from .comfyui_code import comfyui_code
@@ -98,23 +98,9 @@ def start_early() -> None:
     if devices is None:
         return
     with contextlib.suppress(ParallelError):
-        spec = resolve_devices(ParallelConfig(devices=devices), _visible_gpus)
+        spec = resolve_devices(ParallelConfig(devices=devices), count_visible)
         if spec.device_type == "cuda" or devices.startswith("cpu"):
             supervisor_process.start_early(spec, comfyui_code(None))
-
-
-def _visible_gpus() -> int:
-    """GPUs that torch will find: the driver's, or those that are left of them. CUDA reads numbers up to the first that
-    no GPU has: ComfyUI's --default-device names 32."""
-    from workers.driver import list_gpus
-
-    present = len(list_gpus())
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return present
-    names = (name.strip() for name in chosen.split(","))
-    exists = {str(number) for number in range(present)}
-    return sum(1 for _ in itertools.takewhile(lambda name: name in exists or name.startswith(("GPU-", "MIG-")), names))
 
 
 def start_pool(get_pool: Callable[[ParallelConfig], PoolClient], devices: str) -> None:

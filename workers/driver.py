@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,18 @@ def list_gpus() -> tuple[DriverGpu, ...]:
 
     _with_driver(ask)
     return tuple(found)
+
+
+def count_visible() -> int:
+    """GPUs that torch will find: the driver's, or those that are left of them. CUDA reads numbers up to the first that
+    no GPU has: ComfyUI's --default-device names 32."""
+    present = len(list_gpus())
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return present
+    names = (name.strip() for name in chosen.split(","))
+    exists = {str(number) for number in range(present)}
+    return sum(1 for _ in itertools.takewhile(lambda name: name in exists or name.startswith(("GPU-", "MIG-")), names))
 
 
 def find_links() -> dict[tuple[int, int], str]:

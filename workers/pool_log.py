@@ -90,6 +90,15 @@ def read_tail(path: Path) -> str:
     return text if size <= _TAIL_BYTES else text.partition("\n")[2]
 
 
+def read_newest(folder: Path) -> str:
+    """`read_tail` of the log that was written last; "" where there is none."""
+    try:
+        newest = max(folder.glob("*.log"), key=lambda path: path.stat().st_mtime, default=None)
+    except OSError:  # one was removed meanwhile
+        return ""
+    return read_tail(newest) if newest is not None else ""
+
+
 def last_line(path: Path) -> str:
     """What the log says last, "" where it says nothing or cannot be read."""
     return next((line.strip() for line in reversed(read_tail(path).split("\n")) if line.strip()), "")

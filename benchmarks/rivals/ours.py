@@ -13,7 +13,7 @@ import torch
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.denoising.predict import Predictor
-from parallel_runtime.engine.plan_meshes import Meshes
+from parallel_runtime.engine.rank_state import Meshes
 from parallel_runtime.exchange.head_routes import HeadRoutes
 from parallel_runtime.mesh.mesh import Mesh
 from parallel_runtime.networks.diffusers.flux import FLUX

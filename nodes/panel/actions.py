@@ -1,11 +1,7 @@
-"""What is done with pools: by panel and API (each may take long: call it in a thread), and all the time: those that
-nobody uses end."""
+"""What panel and API do with pools. Each may take long: call it in a thread."""
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,12 +11,6 @@ from parallel_runtime.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from workers.client.client import PoolClient
-
-SECONDS = 5.0
-UNUSED_SECONDS = 600.0
-"""After so long, a pool that has run nothing since it started ends: its processes have memory on each GPU."""
-
-log = logging.getLogger("parallel_dit")
 
 
 def start(wishes: dict[str, Any], default: ParallelConfig) -> None:
@@ -69,19 +59,3 @@ def _chosen(wishes: dict[str, Any]) -> list[PoolClient]:
     if name is not None and not pools:
         raise ConfigurationError("There is no pool {name}.", "Take a name of /parallel_dit/status.", name=repr(name))
     return pools
-
-
-def keep_house() -> None:
-    """Start the thread that ends pools which started ahead of a prompt that has not come."""
-    threading.Thread(target=_end_unused, name="parallel-dit-unused", daemon=True).start()
-
-
-def _end_unused() -> None:
-    from workers.client.pool_registry import known_pools
-
-    while True:
-        for pool in known_pools():
-            if pool.idle_seconds >= UNUSED_SECONDS and pool.close_unused(UNUSED_SECONDS):
-                text = "Parallel DiT: the pool on %s has not been used, and ends; a prompt starts it again."
-                log.info(text, pool.spec)
-        time.sleep(SECONDS)

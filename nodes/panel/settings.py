@@ -43,6 +43,13 @@ def default_config(settings: Mapping[str, Any]) -> ParallelConfig:
         raise ConfigurationError(together((error.cause, where)), error.fix) from error
 
 
+def wished_config(parallel_config: Mapping[str, Any] | None) -> ParallelConfig:
+    """That of a node's socket, else the default; ConfigurationError for one that cannot hold."""
+    if parallel_config is None:
+        return default_config(read_settings())
+    return ParallelConfig.from_mapping(parallel_config)
+
+
 def language_of(settings: Mapping[str, Any]) -> str:
     """The language of the canvas, as far as this pack has it."""
     wished = str(settings.get(LOCALE, "")).partition("-")[0]

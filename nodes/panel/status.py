@@ -77,15 +77,6 @@ def write_diagnostics() -> str:
     return clean("\n".join(lines))
 
 
-def read_newest(folder: Path) -> str:
-    """`read_tail` of the log that was written last; "" where there is none."""
-    try:
-        newest = max(folder.glob("*.log"), key=lambda path: path.stat().st_mtime, default=None)
-    except OSError:  # one was removed meanwhile
-        return ""
-    return read_tail(newest) if newest is not None else ""
-
-
 def _processes(pool: PoolClient) -> list[psutil.Process]:
     """Of a pool that runs: its supervisor, and all below it."""
     running = pool.pool

@@ -40,11 +40,8 @@ class Loop:
         self.unlike = unlike
 
     def check(self, tensors: Tensors, device: torch.device) -> None:
-        """Refuse what would only fail in the loop, by its shapes. Runs on meta tensors; the loop will run on `device`.
-
-        Raises:
-            RequestError: with the part that does not have what it needs, and the tensor or the shapes.
-        """
+        """Refuse what would only fail in the loop, by its shapes: RequestError with the part that does not have what it
+        needs. Runs on meta tensors; the loop will run on `device`."""
         if missing := [name for name in self._names() if name not in tensors]:
             text = "The request asks for {missing}, which did not come with it."
             raise RequestError(text, "Report this.", missing=", ".join(missing))
@@ -72,15 +69,12 @@ class Loop:
     def run(
         self, predictor: Predictor, branches: Sequence[Conditioning], tensors: Tensors, control: Control
     ) -> torch.Tensor:
-        """Return the finished latent (B, C, ...) float32.
+        """Return the finished latent (B, C, ...) float32; Cancelled on all ranks before the same step.
 
         Every rank holds the whole latent and takes every step itself, from predictions that are the same bytes on
         all ranks: so the latents stay equal without being exchanged. Unlike devices draw other noise, and may round
         otherwise: there the transformer sees the first rank's latent at every evaluation, and the first rank's is
         what counts at the end. What the others make of theirs goes nowhere.
-
-        Raises:
-            Cancelled: on all ranks before the same step.
         """
         total = len(tensors["sigmas"]) - 1
         own = self._own_timesteps(tensors)
@@ -131,19 +125,14 @@ class Denoising(Loop):
     def __init__(self, request: Sample, dtype: torch.dtype, unlike: bool = False):
         super().__init__(request, dtype, unlike)
         if [branch.index for branch in request.branches] not in ([0], [0, 1]):
-            raise RequestError(
-                "Sampling in the workers takes a positive and at most one negative conditioning.",
-                "Use KSampler for this graph.",
-            )
+            text = "Sampling in the workers takes a positive and at most one negative conditioning."
+            raise RequestError(text, "Use KSampler for this graph.")
         check_guidance(len(request.branches), request.cfg)
         for name, known in ((request.sampler, SAMPLERS), (request.prediction, PREDICTIONS)):
             if name not in known:
-                raise RequestError(
-                    "The workers do not know {name}; they know {known}.",
-                    "Use KSampler: it runs every model per step.",
-                    name=repr(name),
-                    known=", ".join(known),
-                )
+                text = "The workers do not know {name}; they know {known}."
+                fix = "Use KSampler: it runs every model per step."
+                raise RequestError(text, fix, name=repr(name), known=", ".join(known))
         self.sampler = SAMPLERS[request.sampler]
         self.prediction = PREDICTIONS[request.prediction]
 
@@ -162,10 +151,7 @@ class Denoising(Loop):
 
 
 def _unfit(what: str, shapes: Sequence[torch.Size], latent: torch.Size) -> RequestError:
-    return RequestError(
-        "The request asks for {name} of shape {map} on a latent of {latent}.",
-        "Make all of them from one latent and one list of sigmas.",
-        name=what,
-        map=", ".join(str(tuple(shape)) for shape in shapes),
-        latent=tuple(latent),
-    )
+    text = "The request asks for {name} of shape {map} on a latent of {latent}."
+    fix = "Make all of them from one latent and one list of sigmas."
+    given = ", ".join(str(tuple(shape)) for shape in shapes)
+    return RequestError(text, fix, name=what, map=given, latent=tuple(latent))

@@ -27,22 +27,15 @@ _WRAPPERS, _REPLACED = "wrappers", "patches_replace"
 
 
 class HostDenoising(Loop):
-    """A loop of ComfyUI's samplers. Arguments as of `Loop`.
-
-    Raises:
-        RequestError: a sampler, guider or function that this ComfyUI does not have, or that no rank may run.
-        ConfigurationError: there is no ComfyUI on this rank's host.
-    """
+    """A loop of ComfyUI's samplers. Arguments as of `Loop`; RequestError for a sampler, guider or function that this
+    ComfyUI does not have, or that no rank may run, ConfigurationError where this rank's host has no ComfyUI."""
 
     def __init__(self, request: Sample, host: HostLoop, dtype: torch.dtype, device: torch.device, unlike: bool):
         super().__init__(request, dtype, unlike)
         self._host = host
         if unlike and request.sampler == _ADAPTIVE:  # ranks would take steps of other lengths
-            raise RequestError(
-                "Sampler {name} chooses its steps by what it sees, which GPUs of several models see otherwise.",
-                "Choose another sampler, or GPUs of one model.",
-                name=repr(_ADAPTIVE),
-            )
+            text = "Sampler {name} chooses its steps by what it sees, which GPUs of several models see otherwise."
+            raise RequestError(text, "Choose another sampler, or GPUs of one model.", name=repr(_ADAPTIVE))
         use_comfyui(host.comfyui.folder, {**host.comfyui.options, "cpu": device.type == "cpu"})
         self._function = sampler_function(request.sampler)
         self._guider = load_guider(host.guider, [branch.index for branch in request.branches])
@@ -54,12 +47,9 @@ class HostDenoising(Loop):
         """Also refuse noise that ComfyUI would draw on another kind of device: samplers draw it where the latent is."""
         super().check(tensors, device)
         if device.type != self._host.noise_device:
-            raise RequestError(
-                "The noise of this sampler is drawn on {noise_device}, and this worker is on {device}.",
-                "Run the workers on the kind of device that ComfyUI uses.",
-                noise_device=self._host.noise_device,
-                device=device,
-            )
+            text = "The noise of this sampler is drawn on {noise_device}, and this worker is on {device}."
+            fix = "Run the workers on the kind of device that ComfyUI uses."
+            raise RequestError(text, fix, noise_device=self._host.noise_device, device=device)
         self._make_sampling(tensors)
 
     def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
@@ -74,27 +64,19 @@ class HostDenoising(Loop):
 
 
 def load_guider(guider: Guider, indices: Sequence[int]) -> Any:
-    """A guider of ComfyUI's with what it reads of its own, for branches of these indices.
-
-    Raises:
-        RequestError: it is none that ranks know, has no such branches, or this ComfyUI does not have it.
-    """
+    """A guider of ComfyUI's with what it reads of its own, for branches of these indices; RequestError where it is none
+    that ranks know, has no such branches, or this ComfyUI does not have it."""
     rule = GUIDER_RULES.get(guider.code)
     inside = rule is not None and {*indices} <= {*range(len(rule.conds))}
     if rule is None or rule.code != guider.code or not inside or list(indices) != sorted(set(indices)):
-        raise RequestError(
-            "The workers were sent the guider {code} with branches {indices}.",
-            "Report this.",
-            code=guider.code,
-            indices=indices,
-        )
+        text = "The workers were sent the guider {code} with branches {indices}."
+        raise RequestError(text, "Report this.", code=guider.code, indices=indices)
     module, _, name = rule.code.partition(":")
     try:
         kind = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise RequestError(
-            "The ComfyUI of the workers has no guider {name}: {error}.", "Update it.", name=name, error=error
-        ) from error
+        text = "The ComfyUI of the workers has no guider {name}: {error}."
+        raise RequestError(text, "Update it.", name=name, error=error) from error
     made = object.__new__(kind)
     # Each has a scale, which functions around it change and put back, whether it looks at it or not.
     made.__dict__.update({"cfg": 1.0, **{name: guider.values.get(name) for name in rule.values}})
@@ -103,13 +85,8 @@ def load_guider(guider: Guider, indices: Sequence[int]) -> Any:
 
 
 class GuidedModel:
-    """What ComfyUI's samplers take for the model: called for a denoised latent, and asked for its model sampling.
-
-    Args:
-        guider: of `load_guider`.
-        sampling: ComfyUI's model sampling.
-        sigmas: of the loop.
-    """
+    """What ComfyUI's samplers take for the model: called for a denoised latent, and asked for its model sampling. The
+    guider is one of `load_guider`, the sigmas are the loop's."""
 
     def __init__(self, guider: Any, evaluate: Evaluation, sampling: Any, inpaint: Inpaint | None, sigmas: torch.Tensor):
         self._evaluate, self._sampling, self._inpaint, self._sigmas = evaluate, sampling, inpaint, sigmas
@@ -129,13 +106,8 @@ class GuidedModel:
         guidance: Mapping[str, Any],
         on_step: Told,
     ) -> torch.Tensor:
-        """Return the finished latent as ComfyUI's KSAMPLER does.
-
-        Args:
-            function: of `sampler_function`.
-            x: noised to the first sigma.
-            guidance: entries of `model_options`; see live_patches.py.
-        """
+        """Return the finished latent as ComfyUI's KSAMPLER does, by a `sampler_function`: of x, noised to the first
+        sigma, with entries of `model_options` (`guidance`; see live_patches.py)."""
         functions = {name: each for name, each in guidance.items() if name != AROUND_GUIDER}
         wrappers = {"calc_cond_batch": [self._predict], AROUND_GUIDER: guidance.get(AROUND_GUIDER, [])}
         self.inner_model.model_options = {
@@ -200,11 +172,8 @@ class GuidedModel:
 def make_sampling(
     bases: Sequence[str], values: Mapping[str, Scalar], tensors: Mapping[str, torch.Tensor]
 ) -> torch.nn.Module:
-    """A model sampling of ComfyUI's that is made of these classes and holds these values and tensors.
-
-    Raises:
-        RequestError: this ComfyUI has no such class.
-    """
+    """A model sampling of ComfyUI's that is made of these classes and holds these values and tensors; RequestError
+    where this ComfyUI has no such class."""
     code = importlib.import_module("comfy.model_sampling")
     kinds: list[Any] = [getattr(code, name, None) for name in bases]
     for name, kind in zip(bases, kinds, strict=True):
@@ -221,11 +190,7 @@ def make_sampling(
 
 
 def sampler_function(name: str) -> Callable[..., torch.Tensor]:
-    """What a sampler of ComfyUI's list calls.
-
-    Raises:
-        RequestError: this ComfyUI does not have it.
-    """
+    """What a sampler of ComfyUI's list calls; RequestError where this ComfyUI does not have it."""
     code = importlib.import_module("comfy.samplers")
     if name not in code.SAMPLER_NAMES:
         raise RequestError("The ComfyUI of the workers has no sampler {name}.", "Update it.", name=name)

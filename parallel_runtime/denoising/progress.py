@@ -38,12 +38,10 @@ class QueuedOnGpu:
 
 
 class StepTelling:
-    """Tells of the steps of one run, in their order, each once. On a CPU, which has finished them, at once.
+    """Tells of the steps of one run, in their order, each once. On a CPU, which has finished them, at once. `tell` gets
+    the step, of how many, and its denoised latent on the CPU, if there is one.
 
     A run that ends otherwise than well just leaves the last step untold.
-
-    Args:
-        tell: (step, of how many, its denoised latent on the CPU, if there is one) -> None.
     """
 
     def __init__(self, tell: Callable[[int, int, torch.Tensor | None], None], device: torch.device):
@@ -55,11 +53,7 @@ class StepTelling:
 
     def step(self, index: int, total: int, denoised: torch.Tensor | None = None) -> None:
         """The kernels of step `index`, from 0, are launched. Returns when the step before has been told of, or this one
-        if it is slow.
-
-        Args:
-            denoised: its preview, on the device; may be overwritten there afterwards.
-        """
+        if it is slow. `denoised` is its preview, on the device, where it may be overwritten afterwards."""
         if self._device.type != "cuda":
             self._tell(index, total, denoised)
             return

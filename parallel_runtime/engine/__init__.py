@@ -1,1 +1,1 @@
-"""A file for each kind of request (`prepared_*.py`); models by name, their weights, memory checks, meshes by plan."""
+"""A file for requests alike (`prepared_*.py`): what ranks keep, runs, VAEs; models by name, and their weights."""

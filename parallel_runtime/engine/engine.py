@@ -1,7 +1,7 @@
 """The engine of one rank: prepares and runs requests. Under the pool, or under plain torchrun from a script.
 
 `prepare` makes no collective call, so a rank that fails there leaves nobody waiting: it knows a rank's place in a plan,
-and the groups of the plan are joined when all ranks run. Each kind of request has a file of its own (prepared_*.py).
+and the groups of the plan are joined when all ranks run. Requests alike have a file in common (prepared_*.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from ..errors import NotLoadedError
 from ..requests.control import Control
 from ..requests.requests import Attach, Forward, Invoke, KeepPatches, Load, Release, Request, RunVae, Step, Survey
 from .prepared import Prepared
-from .prepared_forward import prepare_forward, prepare_invoke
 from .prepared_load import prepare_attach, prepare_load, prepare_patches, prepare_release, prepare_survey
-from .prepared_sample import prepare_sample
+from .prepared_run import prepare_forward, prepare_invoke, prepare_sample
 from .prepared_vae import prepare_vae
 from .rank_state import RankState
 
@@ -25,10 +24,7 @@ class Engine(RankState):
     """One rank's engine; what it has from request to request is its state."""
 
     def prepare(self, request: Request, meta: Mapping[str, torch.Tensor], control: Control) -> Prepared:
-        """Validate, plan, load.
-
-        Args:
-            meta: the request's tensors on the meta device.
+        """Validate, plan, load; `meta` are the request's tensors on the meta device.
 
         Raises:
             ParallelError: typed, with cause and fix; nothing has changed but which models are on the device.
@@ -57,11 +53,8 @@ class Engine(RankState):
         return prepare_sample(self, request, resident, meta)
 
     def recall(self, step: Step) -> Prepared:
-        """A call that an earlier `Forward` prepared.
-
-        Raises:
-            NotLoadedError: none of that number is kept, on any rank: see `forget_calls`.
-        """
+        """A call that an earlier `Forward` prepared; NotLoadedError where none of that number is kept, on any rank: see
+        `forget_calls`."""
         if step.kind not in self.calls:
             what = "The workers keep no call of number {kind}."
             raise NotLoadedError(what, "Queue the prompt again.", kind=step.kind)

@@ -32,14 +32,8 @@ class Family:
     joins_text: bool = True
 
     def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
-        """Refuse what the network cannot take, from shapes alone; return these.
-
-        Args:
-            x: that it will see, (B, C, ...), on the meta device.
-
-        Raises:
-            RequestError: a text of another batch.
-        """
+        """Refuse what the network cannot take, from shapes alone, and return these: RequestError for a text of another
+        batch. `x` is what it will see, (B, C, ...), on the meta device."""
         context = conditioning.arguments.get("context")
         shapes = conditioning.arguments.get(LATENT_SHAPES)
         latents = (tuple(x.shape),) if shapes is None else tuple(tuple(shape) for shape in shapes)
@@ -55,11 +49,7 @@ class Family:
 
 
 class DiffusersFamily(Family):
-    """A family of diffusers' classes.
-
-    Args:
-        config: diffusers config of the file.
-    """
+    """A family of diffusers' classes, for the diffusers config of a file."""
 
     def __init__(self, spec: ModelSpec, config: dict[str, Any]):
         # A text that the blocks take by cross-attention is none of their tokens.
@@ -69,11 +59,7 @@ class DiffusersFamily(Family):
         self._config = config
 
     def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
-        """Refuse what the adapter makes no arguments of, and arguments of other widths than the file's.
-
-        Raises:
-            RequestError: with what does not fit.
-        """
+        """RequestError for what the adapter makes no arguments of, and arguments of other widths than the file's."""
         spec = self._spec
         context = conditioning.arguments.get("context")
         if not isinstance(context, torch.Tensor) or context.ndim != 3:

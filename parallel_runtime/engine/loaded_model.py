@@ -44,12 +44,8 @@ class LoadedModel:
         self.patched = PatchedWeights(self.weights)
 
     def change(self, patches: WeightPatches, on_bytes: OnBytes) -> None:
-        """Have these patches; costs nothing where they are the same. The weights are here.
-
-        Raises:
-            RequestError: a patch that does not fit the network.
-            Whatever `on_bytes` raises.
-        """
+        """Have these patches; costs nothing where they are the same. The weights are here. RequestError for a patch
+        that does not fit the network, and whatever `on_bytes` raises."""
         try:
             self.patched.change(patches, on_bytes)
             self.weights.settle(patches.names)

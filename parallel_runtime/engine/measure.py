@@ -38,10 +38,8 @@ _COPIED, _COPIES = 64 << 20, 16
 def measure_machine(assumed: MachineFacts, device: torch.device, world_size: int) -> MachineFacts:
     """Measure every rank's GPU and the links between them; about a second. Collective over the default group.
 
-    The slowest rank's numbers count. Nothing is measured on the CPU, nor where a GPU has less than 1 GiB left.
-
-    Returns:
-        The same facts on every rank: each gets all ranks' numbers by one all-gather before it chooses among them.
+    The slowest rank's numbers count. Nothing is measured on the CPU, nor where a GPU has less than 1 GiB left. The
+    facts are the same on every rank: each gets all ranks' numbers by one all-gather before it chooses among them.
     """
     if device.type != "cuda" or not assumed.on_gpu:
         return assumed
@@ -88,14 +86,8 @@ def measure_link(device: torch.device, world_size: int, assumed: LinkFacts) -> L
 def measure_route(
     device: torch.device, world_size: int, share: Callable[[dist.ProcessGroup], HostMemory] = HostMemory
 ) -> float:
-    """Time our own way through the host's memory, with nothing to attend. Collective over the default group.
-
-    Args:
-        share: makes the memory for it.
-
-    Returns:
-        10^9 bytes per second that the slowest rank sends, and receives at once; 0 where ranks share no memory.
-    """
+    """10^9 bytes per second that the slowest rank sends, and receives at once, by our own way through the host's
+    memory, which `share` makes, with nothing to attend; 0 where ranks share none. Collective over the default group."""
     group = dist.group.WORLD
     assert group is not None
     tokens, width, _, heads = _SHAPE
@@ -119,11 +111,8 @@ def measure_route(
 
 def measure_host(device: torch.device, world_size: int) -> float:
     """Time copies from pinned memory of the host, on all ranks at once, as weights come from there: GPUs may share a
-    switch, and all share the host's memory. Collective over the default group.
-
-    Returns:
-        10^9 bytes per second of the slowest rank; 0 where one has no such memory.
-    """
+    switch, and all share the host's memory. 10^9 bytes per second of the slowest rank; 0 where one has no such memory.
+    Collective over the default group."""
     host, target = torch.ones(_COPIED, dtype=torch.uint8), torch.empty(_COPIED, dtype=torch.uint8, device=device)
     with pinned(host) if device.type == "cuda" else nullcontext(True) as fast:
         gather_from_ranks([0.0], world_size)  # they begin together

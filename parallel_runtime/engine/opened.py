@@ -128,12 +128,8 @@ class OpenedCheckpoint(Opened):
 
 
 class OpenedNetwork(Opened):
-    """For ComfyUI's own class.
-
-    Raises:
-        ConfigurationError: there is no ComfyUI on this rank's host, or no pack for its GGUF file.
-        CheckpointError, UnsupportedModelError: see `open_host_file`.
-    """
+    """For ComfyUI's own class. Raises ConfigurationError where this rank's host has no ComfyUI, or no pack for the GGUF
+    file, and as `open_host_file`."""
 
     def __init__(self, request: Load, code: ComfyuiCode, device: torch.device):
         use_comfyui(code.folder, {**code.options, "cpu": device.type == "cpu"})

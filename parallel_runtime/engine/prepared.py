@@ -48,11 +48,8 @@ class Prepared:
     names: Callable[[Set[int]], bool] = lambda networks: False
 
     def run(self, tensors: Tensors, control: Control, agreed: Agreed | None = None) -> Outcome:
-        """Run; `tensors` are on this rank's device. Sets `cancelled` where the ranks agreed to stop.
-
-        Args:
-            agreed: None where this rank is the only one, and what it offers holds.
-        """
+        """Run; `tensors` are on this rank's device, `agreed` is None where this rank is the only one, and what it
+        offers holds. Sets `cancelled` where the ranks agreed to stop."""
         try:
             return self.run_it(tensors, control, self.offers if agreed is None else agreed)
         except Cancelled:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from ..config import ParallelPlan
 from ..exchange.head_routes import HeadRoutes
-from ..mesh.mesh import Layout
+from ..mesh.groups import GroupMemory, Groups
+from ..mesh.links import build_links, link_groups
+from ..mesh.mesh import Layout, Mesh, build_mesh, lay_out_plan, mesh_groups, single_rank_mesh
 from ..mesh.speeds import devices_unlike, measure_speeds
 from ..networks.network import Network
 from ..patching.patch_data import PatchStore
@@ -25,10 +29,68 @@ from ..requests.facts import CPU, MachineFacts, RequestFacts
 from ..requests.requests import Load
 from ..said import Said
 from .opened import Opened, open_model
-from .plan_meshes import Meshes
 from .prepared import Prepared
 from .residency import Residency
 from .resident import Resident
+
+KEPT = 16
+"""Plans whose groups are kept, the last ones that were asked for: the same on every rank, as each counts all requests.
+Another one costs a first step its communicators."""
+
+
+class Meshes:
+    """Layouts and meshes by plan.
+
+    Args:
+        speeds: of all ranks, None where they are alike; the same on every rank.
+        leave: lets go of what was recorded over a mesh, before its groups are destroyed.
+        share: see Groups.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        speeds: Sequence[float] | None = None,
+        leave: Callable[[Mesh], None] = lambda mesh: None,
+        share: Callable[[dist.ProcessGroup], GroupMemory] | None = None,
+    ):
+        self.speeds = speeds
+        self.groups = Groups(rank, world_size, share)
+        self._rank, self._world_size, self._leave = rank, world_size, leave
+        self._joined: OrderedDict[ParallelPlan, Mesh | None] = OrderedDict()
+        # One mesh for good: what the first rank recorded by itself is kept by it.
+        self._alone = single_rank_mesh()
+
+    def place(self, plan: ParallelPlan) -> Layout | None:
+        """This rank's place in a plan, None where it takes no part. Pure."""
+        return lay_out_plan(plan, self._rank, self._token_speeds(plan))
+
+    def join(self, plan: ParallelPlan) -> Mesh | None:
+        """This rank's mesh of a plan, with its links, None where this rank takes no part.
+
+        Collective over the world where they are new: every rank joins the same plans in the same order, which only
+        RUN can promise.
+        """
+        if plan.world_size == 1:
+            return self._alone if self._rank == 0 else None
+        # How often the latent is cut changes no group.
+        key = replace(plan, patches=1, warmup_steps=0)
+        if key not in self._joined:
+            mesh = build_mesh(key, self._rank, self._world_size, self._token_speeds(key), self.groups)
+            links = build_links(key, self._rank, self.groups)
+            self._joined[key] = None if mesh is None else replace(mesh, links=links)
+        self._joined.move_to_end(key)
+        if len(self._joined) > KEPT:
+            _, oldest = self._joined.popitem(last=False)
+            if oldest is not None:
+                self._leave(oldest)
+            self.groups.keep({group for plan in self._joined for group in (*mesh_groups(plan), *link_groups(plan))})
+        return self._joined[key]
+
+    def _token_speeds(self, plan: ParallelPlan) -> Sequence[float] | None:
+        # The ranks of a stage split their tokens patch by patch, in equal bands.
+        return self.speeds if plan.pipe == 1 else None
 
 
 @dataclass(frozen=True)
@@ -53,11 +115,8 @@ class Placed:
 
 
 class RankState:
-    """What prepared requests work with. Its constructor is collective over all ranks.
-
-    Args:
-        rank, world_size: place in the default process group; one rank needs none.
-    """
+    """What prepared requests work with. Its constructor is collective over all ranks; `rank` and `world_size` are the
+    place in the default process group, and one rank needs none."""
 
     def __init__(self, device: torch.device, rank: int, world_size: int):
         self.device = device
@@ -105,11 +164,8 @@ class RankState:
         return open_model(request, self.device)
 
     def place(self, resident: Resident, request: RequestFacts) -> Placed:
-        """Plan a request. The plan is the same on all ranks. Makes no collective call.
-
-        Raises:
-            ConfigurationError: the configuration cannot run it.
-        """
+        """Plan a request; ConfigurationError where the configuration cannot run it. The plan is the same on all ranks.
+        Makes no collective call."""
         wish = replace(resident.wish, request=request, machine=self.machine)
         plan = choose(wish).plan
         place = self.meshes.place(plan)

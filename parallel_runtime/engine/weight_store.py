@@ -26,10 +26,8 @@ class WeightStore:
     """What a rank holds, by what it was read from.
 
     Which modules there are follows from the requests, and so is the same on all ranks. Whether their weights are on the
-    device does not: ranks may have memory for more or for fewer. Nothing that the ranks do together depends on it.
-
-    Args:
-        folder: see `HostCopies`.
+    device does not: ranks may have memory for more or for fewer. Nothing that the ranks do together depends on it. The
+    folder is that of `HostCopies`.
     """
 
     def __init__(self, device: torch.device, rank: int, folder: Path | None = None):
@@ -74,11 +72,8 @@ class WeightStore:
             model.change(patches, on_bytes)
 
     def prepare_run(self, model: LoadedModel, needs: int, on_bytes: OnBytes = ignore) -> None:
-        """Let others go where a run of this model may need more than is free beside them.
-
-        Args:
-            needs: bytes, estimated; remembered for when the model comes back after others.
-        """
+        """Let others go where a run of this model may need more than is free beside them: `needs` bytes, estimated,
+        which are remembered for when the model comes back after others."""
         model.runs_need = needs
         if not memory.is_free(needs, self.device):
             model.patched.make_room()
@@ -166,10 +161,7 @@ class WeightStore:
 
     def give_back(self, model: LoadedModel, park: bool = False) -> int:
         """Unload one model: weights, and what runs have left behind; what is compiled stays. Every rank calls it.
-
-        Args:
-            park: keep a copy on the host, where it has memory.
-        """
+        `park` keeps a copy on the host, where it has memory."""
         freed = model.weights.size if model.weights.here else 0
         if park:
             model.park(self.copies, ignore)

@@ -10,7 +10,7 @@ from .facts import MachineFacts
 
 class PlanDetails(msgspec.Struct, frozen=True):
     """A plan for one request of one model, and what it was predicted to take: 0 where nothing can be predicted (on a
-    CPU, for a U-Net).  Args: degrees: by the names of `ParallelConfig`'s axes, outermost first; their product is the
+    CPU, for a U-Net). degrees: by the names of `ParallelConfig`'s axes, outermost first; their product is the
     ranks that compute. patches: parts that stages cut the picture into; 1 where they work in turn, or there is one.
     stage_blocks: blocks of every stage. heads, blocks: of the model. tokens, batch: of the request; CFG branches times
     pictures. step_seconds, one_gpu_seconds: for a step of this plan, and on one GPU. memory_bytes: for the GPU that
@@ -54,14 +54,8 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Surveyed(msgspec.Struct, frozen=True, tag=True):
-    """Answer to `Survey`.
-
-    Args:
-        free_each: see `MachineFacts`.
-        needs_bytes: of weights on the rank that has the most, as they would be planned were all of a GPU free; 0 where
-            they are there.
-        held: see `Finished`.
-    """
+    """Answer to `Survey`. `free_each`: see `MachineFacts`; `needs_bytes`: of weights on the rank that has the most, as
+    they would be planned were all of a GPU free, 0 where they are there; `held`: see `Finished`."""
 
     free_each: tuple[int, ...]
     needs_bytes: int

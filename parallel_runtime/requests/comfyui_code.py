@@ -26,13 +26,9 @@ class ComfyuiCode(msgspec.Struct, frozen=True):
 
 
 class Guidance(msgspec.Struct, frozen=True):
-    """A function of a core node around guidance.
-
-    Args:
-        place: entry of ComfyUI's `model_options` that holds it.
-        code: "module:qualified name", one of those that ranks know (networks/comfyui/node_rules.py).
-        values: what it was made with; of a function for the inside of the network, the name of its code.
-    """
+    """A function of a core node around guidance: the entry of ComfyUI's `model_options` that holds it, its code,
+    "module:qualified name", one of those that ranks know (networks/comfyui/node_rules.py), and what it was made with:
+    of a function for the inside of the network, the name of its code."""
 
     place: str
     code: str

@@ -88,12 +88,8 @@ class Conditioning:
         """RequestError where the text is of another batch."""
         items = self.context.shape[0]
         if items not in (1, batch):
-            raise RequestError(
-                "The conditioning holds {items} items, but the latent batch holds {batch}.",
-                "Use one prompt, or as many as latents.",
-                items=items,
-                batch=batch,
-            )
+            text = "The conditioning holds {items} items, but the latent batch holds {batch}."
+            raise RequestError(text, "Use one prompt, or as many as latents.", items=items, batch=batch)
 
     def names(self, numbers: Set[int]) -> bool:
         """Whether a patch of it has one of these networks."""
@@ -122,12 +118,9 @@ def refer(number: int, arguments: Mapping[str, Any], index: int = 0) -> tuple[Co
         try:
             trees[key] = flatten(value.value if isinstance(value, Shared) else value, tensors)
         except TypeError as error:
-            raise RequestError(
-                "The model's input {key} is or holds {error}, which cannot be sent to the workers.",
-                "Remove the node that adds it, or load the model with Load Diffusion Model.",
-                key=repr(key),
-                error=error,
-            ) from error
+            text = "The model's input {key} is or holds {error}, which cannot be sent to the workers."
+            fix = "Remove the node that adds it, or load the model with Load Diffusion Model."
+            raise RequestError(text, fix, key=repr(key), error=error) from error
     shared = tuple(key for key, value in arguments.items() if isinstance(value, Shared))
     named = {tensor_name(number, place): tensor for place, tensor in enumerate(tensors)}
     return ConditioningRef(number, True, trees, len(tensors), shared, index), named
@@ -141,22 +134,16 @@ class ConditioningStore:
         self._attached: dict[int, Any] = {}
 
     def peek(self, reference: ConditioningRef, meta: Mapping[str, torch.Tensor]) -> Conditioning:
-        """The conditioning as far as PREPARE can know it: shapes for a new one, the real one otherwise.
-
-        Raises:
-            RequestError: it is neither new nor kept, its tensors did not come along, or a network that it names is not
-                here.
-        """
+        """The conditioning as far as PREPARE can know it: shapes for a new one, the real one otherwise. RequestError
+        where it is neither new nor kept, its tensors did not come along, or a network that it names is not here."""
         if not reference.new and reference.id not in self._kept:
-            raise RequestError(
-                "Conditioning {id} is not known to the workers.", "Queue the prompt again.", id=reference.id
-            )
+            text = "Conditioning {id} is not known to the workers."
+            raise RequestError(text, "Queue the prompt again.", id=reference.id)
         try:
             return self._assemble(reference, meta) if reference.new else self._kept[reference.id]
         except KeyError as error:
-            raise RequestError(
-                "Conditioning tensor {error} did not come with the request.", "Report this.", error=error
-            ) from error
+            text = "Conditioning tensor {error} did not come with the request."
+            raise RequestError(text, "Report this.", error=error) from error
 
     def take(
         self, references: Sequence[ConditioningRef], tensors: Mapping[str, torch.Tensor], kept: Iterable[int] = ()

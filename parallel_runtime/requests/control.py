@@ -46,12 +46,9 @@ class Control(Protocol):
         """Kernels or links are about to be timed, which takes seconds; told again and again, it costs nothing."""
 
     def all_stop(self, members: dist.ProcessGroup | None) -> bool:
-        """Collective: whether all ranks of a plan stop before the next step. For RUN, where they must agree.
-
-        Args:
-            members: all ranks of the plan, the pool's first among them; None where it is alone. Ranks outside do not
-                vote: where all that compute fail alike, nobody waits for them.
-        """
+        """Collective: whether all ranks of a plan stop before the next step. For RUN, where they must agree. `members`
+        are all of them, the pool's first among them; None where it is alone. Ranks outside do not vote: where all that
+        compute fail alike, nobody waits for them."""
         return self.vote_stop(members)()
 
     def vote_stop(self, members: dist.ProcessGroup | None) -> Callable[[], bool]:
@@ -63,11 +60,8 @@ class Control(Protocol):
 class StopVotes:
     """A cancel, agreed on without waiting: what was voted at one step holds from the next on.
 
-    Waiting for everybody at each step would empty a pipeline, or let GPUs wait for their hosts. All ranks of the plan
-    vote at every step, and find the same result at the same step.
-
-    Args:
-        members: all ranks of the plan.
+    Waiting for everybody at each step would empty a pipeline, or let GPUs wait for their hosts. All ranks of the plan,
+    its `members`, vote at every step, and find the same result at the same step.
     """
 
     def __init__(self, control: Control, members: dist.ProcessGroup | None):

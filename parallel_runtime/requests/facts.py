@@ -66,12 +66,8 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Seen:
-    """Shapes of what a network is given.
-
-    Args:
-        text: (B, T, D).
-        latents: (B, C, ...), one; where a video has sound, that is the second.
-    """
+    """Shapes of what a network is given: `text` (B, T, D), `latents` (B, C, ...); where a video has sound, that is the
+    second of these."""
 
     text: tuple[int, ...]
     latents: tuple[tuple[int, ...], ...]

@@ -153,13 +153,8 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
 
 
 class Invoke(msgspec.Struct, frozen=True, tag=True):
-    """Call a method of ComfyUI's own network that needs its weights, outside of a forward; the answer is a tensor.
-
-    Args:
-        method: one of INVOKABLE.
-        arguments: by name, as a conditioning.
-        kept, patches: as in `Forward`.
-    """
+    """Call a method of ComfyUI's own network that needs its weights, one of INVOKABLE, outside of a forward, with
+    arguments by name, as a conditioning; the answer is a tensor. `kept`, `patches`: as in `Forward`."""
 
     model: str
     method: str

@@ -21,11 +21,8 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def flatten(value: Any, tensors: list[torch.Tensor], depth: int = 0) -> Any:
-    """The value as plain data, in which a tensor is its place in `tensors`, to which it is added.
-
-    Raises:
-        TypeError: a kind of value that does not travel.
-    """
+    """The value as plain data, in which a tensor is its place in `tensors`, to which it is added; TypeError for a kind
+    of value that does not travel."""
     if depth > _DEEPEST:
         raise TypeError(f"a value nested deeper than {_DEEPEST}")
     if isinstance(value, torch.Tensor):
@@ -57,11 +54,8 @@ def flatten(value: Any, tensors: list[torch.Tensor], depth: int = 0) -> Any:
 
 
 def restore(tree: Any, tensors: Sequence[Any], networks: Mapping[int, Any] = MappingProxyType({})) -> Any:
-    """The value that `flatten` was given, with these in the places of its tensors and of the networks that it names.
-
-    Raises:
-        RequestError: no such data, or one of the networks is not here.
-    """
+    """The value that `flatten` was given, with these in the places of its tensors and of the networks that it names;
+    RequestError where it is no such data, or one of the networks is not here."""
     if isinstance(tree, Mapping) and len(tree) == 1:
         ((kind, inner),) = tree.items()
         if kind == "plain" and isinstance(inner, _PLAIN):
@@ -82,9 +76,8 @@ def restore(tree: Any, tensors: Sequence[Any], networks: Mapping[int, Any] = Map
             return Patch(str(code), int(number), int(kept), int(since), restore(values, tensors, networks))
         if kind == "attached" and isinstance(inner, int):
             if inner not in networks:
-                raise RequestError(
-                    "Network {number} is not known to the workers.", "Queue the prompt again.", number=inner
-                )
+                text = "Network {number} is not known to the workers."
+                raise RequestError(text, "Queue the prompt again.", number=inner)
             return Attached(inner, networks[inner])
         if kind == "object" and isinstance(inner, list) and len(inner) == 3:
             module, name, fields = inner

@@ -16,7 +16,7 @@ SIBLINGS = {
     "ParallelLoader": "parallel_loaders",
     "ParallelCheckpointLoader": "parallel_loaders",
     "ParallelSampler": "parallel_sampler",
-    "ParallelVaeNode": "parallel_vae",
+    "ParallelVaeNode": "parallel_loaders",
     "ParallelDoctor": "parallel_doctor",
 }
 

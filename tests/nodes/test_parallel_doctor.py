@@ -9,11 +9,11 @@ import time
 import psutil
 import pytest
 
-from nodes.doctor_process import COMMAND, PACK_ROOT, Verdict, run_doctor
 from parallel_runtime.errors import ConfigurationError, PoolError
 from parallel_runtime.requests.control import Cancelled
 from tests.patience import SOON
 from workers.doctor.__main__ import parse_arguments
+from workers.doctor.process import COMMAND, PACK_ROOT, Verdict, run_doctor
 
 
 def never() -> bool:

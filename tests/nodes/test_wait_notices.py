@@ -7,8 +7,7 @@ import time
 from nodes.panel import settings
 from nodes.panel.run_history import RunHistory, RunRecord, Span
 from nodes.panel.settings import language_of, read_settings
-from nodes.run_notices import RunNotices
-from nodes.wait_notices import WaitNotices
+from nodes.run_notices import RunNotices, WaitNotices
 from parallel_runtime.requests.answers import Finished, PlanDetails
 from parallel_runtime.said import Said
 from workers.client.life import Wait

@@ -13,7 +13,7 @@ from parallel_runtime.config import ParallelConfig, ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.denoising.predict import Call, Predictor
 from parallel_runtime.engine.family import DiffusersFamily
-from parallel_runtime.engine.plan_meshes import Meshes
+from parallel_runtime.engine.rank_state import Meshes
 from parallel_runtime.engine.resident import Resident
 from parallel_runtime.engine.weight_store import WeightStore
 from parallel_runtime.mesh.links import build_links

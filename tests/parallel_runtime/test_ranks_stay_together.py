@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.engine import plan_meshes as meshes
 from parallel_runtime.engine import rank_state
+from parallel_runtime.engine import rank_state as meshes
 from parallel_runtime.engine.opened import Opened, open_model
 from parallel_runtime.errors import CheckpointError
 from parallel_runtime.requests.conditioning import refer

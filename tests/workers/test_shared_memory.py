@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from parallel_runtime.errors import SegmentError
-from workers.rank.sharing import share
+from workers.rank.inbox import share
 from workers.wire.shared_memory import LEAST_BYTES, Segment, half_for, write
 from workers.wire.tensors import unpack
 

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 
 import torch
 
@@ -18,6 +19,9 @@ from ..network import read_meeting
 from .client import PoolClient
 
 EXIT_SECONDS = 5.0
+LOOK_SECONDS = 5.0
+UNUSED_SECONDS = 600.0
+"""After so long, a pool that has run nothing since it started ends: its processes have memory on each GPU."""
 
 log = logging.getLogger("parallel_dit")
 
@@ -80,3 +84,13 @@ def devices_in_the_way(spec: PoolSpec) -> list[PoolSpec]:
 def known_pools() -> list[PoolClient]:
     """The pools of this process, running or not."""
     return list(_registry.clients)
+
+
+def end_unused() -> None:
+    """For a thread: end pools which started ahead of a prompt that has not come."""
+    while True:
+        for pool in known_pools():
+            if pool.idle_seconds >= UNUSED_SECONDS and pool.close_unused(UNUSED_SECONDS):
+                text = "Parallel DiT: the pool on %s has not been used, and ends; a prompt starts it again."
+                log.info(text, pool.spec)
+        time.sleep(LOOK_SECONDS)

@@ -151,10 +151,8 @@ def check_latent(x: torch.Tensor) -> None:
     """Refuse a latent that could only give NaN, or nothing."""
     check_filled(x)
     if not torch.isfinite(x).all():
-        raise RequestError(
-            "The latent that came to the model holds NaN or infinity.",
-            "Check the input latent and the nodes before this one; with fp16 weights, try bf16.",
-        )
+        text = "The latent that came to the model holds NaN or infinity."
+        raise RequestError(text, "Check the input latent and the nodes before this one; with fp16 weights, try bf16.")
 
 
 def require_finite(reply: Reply, what: str) -> Mapping[str, torch.Tensor]:

@@ -30,8 +30,7 @@ from ..wire.shared_memory import Segment, write
 from ..wire.tensors import pack, unpack_meta
 from .elsewhere import Channel
 from .heartbeat import Heartbeat
-from .inbox import Inbox, import_ahead
-from .sharing import ClientMemory, share
+from .inbox import ClientMemory, Inbox, import_ahead, share
 
 _MAY_FAIL_ALIKE = (Forward, Invoke, RunVae, Sample, Step)
 """Requests that change nothing of what the ranks hold: a run of theirs that fails on all ranks need not cost the pool.

@@ -10,15 +10,15 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from parallel_runtime.errors import ConfigurationError, PoolError
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.said import Said, said
-from workers.processes import end_tree
 
-PACK_ROOT = Path(__file__).resolve().parent.parent
+from ..launch import PACK_ROOT
+from ..processes import end_tree
+
 COMMAND = (sys.executable, "-m", "workers.doctor", "--json", "--end-with-parent")
 POLL_SECONDS = 0.1
 END_SECONDS = 15.0
