@@ -178,8 +178,8 @@ class PatchStore:
             used = {factor for each in self._sets.values() for factor in each.factors}
             self._factors = {name: factor for name, factor in self._factors.items() if name in used}
         for name in request.factors:
-            # A copy of its own: what the tensors came in goes.
-            self._factors[name] = as_bytes(tensors[name].cpu()).clone()
+            # A copy of its own: what the tensors came in goes. By this thread alone, as there are hundreds.
+            self._factors[name] = torch.from_numpy(as_bytes(tensors[name].cpu()).numpy().copy())
         for name in request.sets:
             self._sets[name] = read_set(name, tensors[name], self._factors)
 
