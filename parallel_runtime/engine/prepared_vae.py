@@ -26,9 +26,8 @@ _SAME = "vae"
 _TRIED = "vae tried"
 _FUSED = "vae fused"
 _RECORDED = "vae recorded"
-_ROOMY = "vae roomy"
 _SPARE = 2
-"""Where so many times a run's memory is free on every rank, it takes more of it to be faster, and keeps it recorded."""
+"""A run is recorded, whose memory stays taken, where so many times its memory is free on every rank."""
 
 
 def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Control) -> Prepared:
@@ -39,7 +38,7 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
         raise RequestError(text, "Check the node that gives the latent or the picture.", shape=tuple(x.shape))
     if request.half not in ("encoder", "decoder"):
         raise RequestError("A VAE has no {half}.", "Report this.", half=request.half)
-    ranks, offers, takes_part, roomy, records = 1, dict[str, int](), False, False, False
+    ranks, offers, takes_part, records = 1, dict[str, int](), False, False
     kind = request.half, tuple(x.shape)
     if state.rank < request.ranks:
         held = state.residency.load_vae(request, control)
@@ -53,12 +52,10 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
             needs = request.memory // ranks
             state.residency.store.prepare_run(held, needs, control.loading)
             may_be = can_be_recorded(weights.network, request.half, state.device) and not request.options
-            roomy = memory.is_free(_SPARE * needs, state.device)
-            records = roomy and kind in tried and may_be
+            records = kind in tried and may_be and memory.is_free(_SPARE * needs, state.device)
         offers = offer_same(_SAME, (type(weights.network).__name__, weights.unit, ranks))
         offers[_FUSED] = int(usable(state.device))
         offers[_TRIED] = int(kind in tried)
-        offers[_ROOMY] = int(roomy)
         offers[_RECORDED] = int(records)
         offers |= offer_history(range(ranks), weights.recorded.history(tuple(range(ranks))))
 
@@ -92,7 +89,7 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
                 output = run_half(
                     weights.network, request.half, tensors["x"], unit=unit, ranks=ranks, rank=state.rank, group=group,
                     options=request.options, tried=bool(agreed[_TRIED]), fused=bool(agreed[_FUSED]),
-                    roomy=bool(agreed[_ROOMY]), now_and_then=stop_where_all_do, through=through,
+                    now_and_then=stop_where_all_do, through=through,
                 )  # fmt: skip
             votes.close()
             tried.add(kind)

@@ -60,15 +60,6 @@ def arrange(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=_FORMATS[x.ndim])
 
 
-def empty_like(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """Memory for so many rows like those of x, as it lies in memory."""
-    shape = (*x.shape[:-2], rows, x.shape[-1])
-    format = _FORMATS.get(x.ndim, torch.contiguous_format)
-    if not x.is_contiguous(memory_format=format):
-        format = torch.contiguous_format
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=format)
-
-
 def group_norm(
     x: torch.Tensor,
     groups: int,

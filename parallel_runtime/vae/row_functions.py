@@ -47,15 +47,13 @@ class RowFunctions(TorchFunctionMode):
         half: what is known of the module that runs; None: nothing, and its functions stay PyTorch's.
         rows: of one rank where they are not shared.
         now_and_then: called by all ranks before the same convolutions.
-        fused, roomy: see `run_half`.
+        fused: see `run_half`.
     """
 
-    def __init__(
-        self, half: Half | None, rows: Rows, now_and_then: Callable[[], None], fused: bool, roomy: bool = False
-    ):
+    def __init__(self, half: Half | None, rows: Rows, now_and_then: Callable[[], None], fused: bool):
         super().__init__()
         self._now_and_then = now_and_then
-        self._fused, self._roomy = fused, roomy
+        self._fused = fused
         self._convolutions = 0
         self._pending: PendingNorm | None = None
         self._noise = False
@@ -146,8 +144,7 @@ class RowFunctions(TorchFunctionMode):
         return channels_last.add_bias(convolve(function, given | {"bias": None}), bias)
 
     def _over_border(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
-        """A convolution: of a copy with the neighbours' rows where there is room; else of all rows as they are, and of
-        those at the borders anew when the neighbours' have come."""
+        """A convolution: of all rows as they are, and of those at the borders anew when the neighbours' have come."""
         x, weight = given.pop("input"), given.pop("weight")
         dims = weight.ndim - 2
         padding = _each(given.pop("padding", 0), dims)
@@ -166,14 +163,12 @@ class RowFunctions(TorchFunctionMode):
             raise NotImplementedError(
                 f"{own} rows and a kernel of {list(weight.shape)}, by {rows} padded, {stride} apart"
             )
+        if stride != 1 or own < 2 * rows:
+            above, below = self._rows.border(x, rows, rows)()
+            parts = [part for part in (above, x, below) if part is not None]
+            ends = [rows if part is None else 0 for part in (above, below)]
+            return convolve(F.pad(torch.cat(parts, -2), (0, 0, *ends)), 0)
         wait = self._rows.border(x, rows, rows)
-        if self._roomy or stride != 1 or own < 2 * rows:
-            with_borders = channels_last.empty_like(x, own + 2 * rows)
-            with_borders.narrow(-2, rows, own).copy_(x)
-            for start, part in zip((0, rows + own), wait(), strict=True):
-                border = with_borders.narrow(-2, start, rows)
-                border.zero_() if part is None else border.copy_(part)
-            return convolve(with_borders, 0)
         done = convolve(x, rows)
         above, below = wait()
         if above is not None:

@@ -58,7 +58,6 @@ def run_half(
     options: Mapping[str, Any] = MappingProxyType({}),
     tried: bool = False,
     fused: bool = True,
-    roomy: bool = False,
     now_and_then: Callable[[], None] = lambda: None,
     through: Callable[[Run, torch.Tensor], torch.Tensor] = lambda run, own: run(own),
 ) -> torch.Tensor | None:
@@ -71,7 +70,6 @@ def run_half(
         options: further arguments of the VAE's method.
         tried: memory for it is there; else the ranks vote before each exchange on whether all are well.
         fused: whether channels_last.py's kernels may be used, on every rank alike.
-        roomy: memory is there for copies of what is convolved, on every rank alike: a third more.
         now_and_then: called by all ranks at the same places; what it raises ends the run there. Not in a recording.
         through: runs the part of a rank that shares the rows with others.
 
@@ -107,7 +105,7 @@ def run_half(
                 now_and_then()
 
         def run(own: torch.Tensor) -> torch.Tensor:
-            functions = RowFunctions(half, rows, vote_now_and_then, fused, roomy)
+            functions = RowFunctions(half, rows, vote_now_and_then, fused)
             with _shared(part, half, rows), functions, functions.norms_of(part):
                 return _call(vae, name, functions.arranged(own), half, options)
 
