@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import unittest.mock
 from collections.abc import Iterator
 from functools import partial
@@ -85,6 +86,7 @@ def record(rank: int, world_size: int, comfyui: str, names: list[str], real: boo
     device = torch.device("cuda", rank) if real else torch.device("cpu")
     if real:
         torch.cuda.set_device(device)
+        os.environ["NCCL_GRAPH_REGISTER"] = "0"  # as in pools (workers/launch.py)
     group = dist.new_group(range(world_size), backend="nccl") if real else dist.group.WORLD
     mesh: Any = SimpleNamespace(sequence=group, sequence_ranks=tuple(range(world_size)), peers=None)
     found: dict[str, Any] = {}
