@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import memory
+from ..acceleration.channels_last import usable
 from ..config import ParallelPlan
 from ..errors import RequestError
 from ..loading.reading import ignore
@@ -13,7 +14,6 @@ from ..requests.answers import Finished
 from ..requests.control import Cancelled, Control, StopVotes
 from ..requests.requests import RunVae
 from ..said import said
-from ..vae.channels_last import usable
 from ..vae.families import can_be_recorded
 from ..vae.shared_vae import Run, run_half, shared_ranks
 from ..vae.vae_weights import VaeWeights

@@ -60,7 +60,7 @@ def patch_of(network: nn.Module, dims: int) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class Described:
     """What is known of a network of ComfyUI's: its facts; `data` and `patch` as of `describe`; why its tokens are not
-    shared out, a sentence, or ""; the width of a head; `rows_together` of its data."""
+    shared out, a sentence, or ""; the width of a head; `rows_together` and `side_by_side` of its table entry."""
 
     facts: ModelFacts
     data: Network | None
@@ -68,6 +68,7 @@ class Described:
     head_dim: int
     patch: tuple[int, ...]
     rows_together: bool
+    side_by_side: bool
 
 
 def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> Described:
@@ -85,10 +86,10 @@ def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> D
     patch = patch_of(network, latent_dimensions)
     total = max(1, sum(parameter.numel() for parameter in network.parameters()))
     facts = describe(network, data, title, max(1, round(size / total)), patch)
-    together = known is not None and known.rows_together
+    together, side_by_side = (known.rows_together, known.side_by_side) if known is not None else (False, False)
     of_head = data.head_dim if data is not None else ""
     head_dim = int(attrgetter(of_head)(network)) if of_head else facts.width // facts.heads
-    return Described(facts, data, why, head_dim, patch, together)
+    return Described(facts, data, why, head_dim, patch, together, side_by_side)
 
 
 def describe_request(

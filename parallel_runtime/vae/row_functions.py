@@ -15,32 +15,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
+from ..acceleration import channels_last
+from ..acceleration.fused_functions import FusedFunctions
 from ..replaced import replaced
-from . import channels_last
-from .channels_last import PendingNorm
 from .families import Half
 from .rows import Rows
 
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d, torch.cudnn_convolution)
-_NAMES: dict[Callable[..., Any], tuple[str, ...]] = {
-    torch.conv2d: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-    torch.conv3d: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-    torch.cudnn_convolution: ("input", "weight", "padding", "stride", "dilation", "groups"),
-    F.pad: ("input", "pad", "mode", "value"),
-    F.interpolate: (
-        "input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias",
-    ),
-    F.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
-    torch.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
-}  # fmt: skip
-"""Arguments in their order."""
 _SOME = 16
 """Convolutions from one call of `now_and_then` to the next."""
 
 
-class RowFunctions(TorchFunctionMode):
+class RowFunctions(FusedFunctions):
     """Inside, tensors with rows are this rank's share.
 
     Args:
@@ -51,21 +38,13 @@ class RowFunctions(TorchFunctionMode):
     """
 
     def __init__(self, half: Half | None, rows: Rows, now_and_then: Callable[[], None], fused: bool):
-        super().__init__()
+        super().__init__(fused)
         self._now_and_then = now_and_then
-        self._fused = fused
         self._convolutions = 0
-        self._pending: PendingNorm | None = None
         self._noise = False
-        self._known: dict[Callable[..., Any], Callable[..., Any]] = {}
         if half is None:
+            self._known.clear()
             return
-        self._known = {
-            torch.conv2d: self._convolve,
-            torch.conv3d: self._convolve,
-            F.group_norm: self._group_norm,
-            F.interpolate: self._interpolate,
-        }
         self._rows = rows
         self._noise = half.noise
         if rows.shared:
@@ -82,24 +61,9 @@ class RowFunctions(TorchFunctionMode):
             self._convolutions += 1
             if self._convolutions % _SOME == 0:
                 self._now_and_then()
-        pending = self._pending
-        if pending is not None and _has((*args, *(kwargs or {}).values()), (pending.x, pending.result)):
-            silu = function is F.silu and bool(args) and args[0] is pending.result
-            self._write(silu)
-            if silu:
-                return pending.result
-        given = dict(kwargs or {})
         if self._noise and function in (torch.randn, torch.randn_like):
-            return self._drawn(function, args, given)
-        known = self._known.get(function)
-        if known is None:
-            return function(*args, **given)
-        return known(function, dict(zip(_NAMES[function], args, strict=False)) | given)
-
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
-        if exception[0] is None:
-            self._write(silu=False)
+            return self._drawn(function, args, dict(kwargs or {}))
+        return super().__torch_function__(function, types, args, kwargs)
 
     @contextlib.contextmanager
     def norms_of(self, part: nn.Module) -> Iterator[None]:
@@ -109,39 +73,11 @@ class RowFunctions(TorchFunctionMode):
                 stack.enter_context(replaced(module, "forward", partial(self._length_norm, module, module.forward)))
             yield
 
-    def arranged(self, x: torch.Tensor) -> torch.Tensor:
-        """What is to be encoded or decoded, as it should lie in memory."""
-        return channels_last.arrange(x) if self._takes(x) else x
-
-    def _takes(self, x: torch.Tensor) -> bool:
-        return self._fused and channels_last.takes(x)
-
-    def _begin(self, pending: PendingNorm) -> torch.Tensor:
-        """Let a norm wait for what comes next; nothing but what has its tensors can tell."""
-        self._write(silu=False)
-        self._pending = pending
-        return pending.result
-
-    def _write(self, silu: bool) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.write(silu)
-
     def _length_norm(self, module: Any, plain: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         return self._begin(channels_last.length_norm(x, module.gamma.to(x))) if self._takes(x) else plain(x)
 
-    def _interpolate(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
-        x, made = given["input"], None
-        if self._takes(x):
-            made = channels_last.doubled(x, given.get("size"), given.get("scale_factor"), given.get("mode", "nearest"))
-        return made if made is not None else function(**given)
-
-    def _convolve(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
-        """The bias is added apart where that is faster."""
-        convolve, bias = self._over_border if self._rows.shared else _call, given.get("bias")
-        if bias is None or not self._takes(given["input"]):
-            return convolve(function, given)
-        return channels_last.add_bias(convolve(function, given | {"bias": None}), bias)
+    def _without_bias(self, function: Any, given: dict[str, Any]) -> Any:
+        return self._over_border(function, given) if self._rows.shared else function(**given)
 
     def _over_border(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
         """A convolution: of all rows as they are, and of those at the borders anew when the neighbours' have come."""
@@ -187,15 +123,11 @@ class RowFunctions(TorchFunctionMode):
         parts = [part for part in (above, x, below) if part is not None]
         return function(torch.cat(parts, -2), pad, **given)
 
-    def _group_norm(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
-        """Without the kernels by a batch norm with given numbers: a single pass, which rounds once."""
-        x, groups = given["input"], given["num_groups"]
-        if self._takes(x):
-            weight, bias, eps = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
-            rows = sum(self._rows.shares_of(x.shape[-2]))
-            return self._begin(channels_last.group_norm(x, groups, weight, bias, eps, self._rows.add, rows))
+    def _plain_norm(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
+        """By a batch norm with given numbers: a single pass, which rounds once."""
         if not self._rows.shared:
-            return function(**given)
+            return super()._plain_norm(function, given)
+        x, groups = given["input"], given["num_groups"]
         batch, channels = x.shape[:2]
         grouped = x.reshape(batch, groups, -1)
         numbers = torch.stack(
@@ -217,6 +149,12 @@ class RowFunctions(TorchFunctionMode):
         rows = x.reshape(1, batch * channels, *x.shape[2:])
         return F.batch_norm(rows, mean, variance, weight, bias, eps=given.get("eps", 1e-5)).reshape(x.shape)
 
+    def _sum(self, numbers: torch.Tensor) -> torch.Tensor:
+        return self._rows.add(numbers)
+
+    def _all_rows(self, own: int) -> int:
+        return sum(self._rows.shares_of(own))
+
     def _drawn(self, function: Any, args: tuple[Any, ...], given: dict[str, Any]) -> torch.Tensor:
         """Noise in the order of a picture, however it lies in memory: every rank draws all, and keeps its rows."""
         first = args[0]
@@ -224,21 +162,6 @@ class RowFunctions(TorchFunctionMode):
         size = list(first.shape if like else first if isinstance(first, Iterable) else args)
         size[-2] = sum(self._rows.shares_of(size[-2]))
         return self._rows.cut(function(first.new_empty(size) if like else size, **given))
-
-
-def _call(function: Any, given: dict[str, Any]) -> torch.Tensor:
-    return function(**given)
-
-
-def _has(given: Iterable[Any], tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Whether a function was given one of these tensors, by itself or in a list."""
-    for each in given:
-        if isinstance(each, (list, tuple)):
-            if _has(each, tensors):
-                return True
-        elif any(each is tensor for tensor in tensors):
-            return True
-    return False
 
 
 def _each(value: int | Iterable[int], dims: int) -> tuple[int, ...]:

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-import parallel_runtime.vae
+import parallel_runtime.acceleration
 from benchmarks.vae_memory import Case, lone, make_vae, peak_of
+from parallel_runtime.acceleration import channels_last
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
-from parallel_runtime.vae import channels_last
 from parallel_runtime.vae.families import find_half
 from parallel_runtime.vae.shared_vae import Run, run_half, shared_ranks
 from parallel_runtime.vae.vae_weights import RecordedPart
@@ -29,8 +29,8 @@ from tests.comfyui_vaes.tiny import TINY, make
 def as_on_a_gpu() -> Iterator[None]:
     """Inside, norms and SiLU behind them are fused on a CPU, too, and in float32."""
     with (
-        unittest.mock.patch.object(channels_last, "takes", lambda x: x.ndim in (4, 5)),
-        unittest.mock.patch.object(parallel_runtime.vae, "channels_last_kernels", plain_kernels, create=True),
+        unittest.mock.patch.object(channels_last, "computes", return_value=True),
+        unittest.mock.patch.object(parallel_runtime.acceleration, "channels_last_kernels", plain_kernels, create=True),
     ):
         yield
 

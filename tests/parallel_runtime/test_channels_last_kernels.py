@@ -1,4 +1,4 @@
-"""The kernels between a VAE's convolutions, against what they compute by PyTorch's functions."""
+"""The kernels between the convolutions of VAEs and U-Nets, against what they compute by PyTorch's functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tests.comfyui_vaes import plain_kernels
 
 pytestmark = pytest.mark.gpu
-SHAPES = [(2, 96, 5, 7), (1, 512, 33, 40), (1, 96, 3, 17, 9), (2, 24, 1, 1, 1), (1, 1024, 2, 70, 3)]
+SHAPES = [(2, 96, 5, 7), (1, 512, 33, 40), (1, 96, 3, 17, 9), (2, 24, 1, 1, 1), (1, 1024, 2, 70, 3), (2, 2560, 4, 5)]
 
 
 def make(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -22,7 +22,7 @@ def make(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gpu_kernels_compute_what_pytorch_does(shape, dtype):
-    from parallel_runtime.vae import channels_last_kernels
+    from parallel_runtime.acceleration import channels_last_kernels
 
     x = make(shape, dtype)
     sums, wanted = channels_last_kernels.channel_sums(x), plain_kernels.channel_sums(x)
@@ -51,3 +51,15 @@ def test_gpu_kernels_compute_what_pytorch_does(shape, dtype):
             getattr(plain_kernels, name)(x, plain, *numbers, silu=silu)
             allowed = torch.finfo(dtype).eps * plain.abs() + 1e-5  # rounded once
             assert ((made.float() - plain).abs() <= allowed).all(), (name, silu)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_gate_is_gelu(dtype):
+    from parallel_runtime.acceleration import channels_last_kernels
+
+    x = 3 * torch.randn((2, 77, 2 * 1280), generator=torch.Generator("cuda").manual_seed(1), device="cuda").to(dtype)
+    made = x.new_empty((2, 77, 1280))
+    plain = torch.empty_like(made, dtype=torch.float32)
+    channels_last_kernels.gate(x, made)
+    plain_kernels.gate(x, plain)
+    assert ((made.float() - plain).abs() <= torch.finfo(dtype).eps * plain.abs() + 1e-5).all()

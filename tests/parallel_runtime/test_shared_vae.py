@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import parallel_runtime.vae
-from parallel_runtime.vae import channels_last
+import parallel_runtime.acceleration
+from parallel_runtime.acceleration import channels_last
 from parallel_runtime.vae.families import Half
 from parallel_runtime.vae.row_functions import RowFunctions
 from parallel_runtime.vae.rows import Rows, share_out
@@ -104,10 +104,10 @@ def test_without_a_compiler_a_vae_runs_by_pytorchs_functions(monkeypatch, caplog
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(torch, "zeros", lambda *sizes, device, **options: torch.ones(*sizes, **options))
     usable = channels_last.usable.__wrapped__
-    monkeypatch.setattr(parallel_runtime.vae, "channels_last_kernels", Broken, raising=False)
+    monkeypatch.setattr(parallel_runtime.acceleration, "channels_last_kernels", Broken, raising=False)
     assert not usable(gpu)
     assert "Failed to find C compiler." in caplog.text
-    monkeypatch.setattr(parallel_runtime.vae, "channels_last_kernels", plain_kernels)
+    monkeypatch.setattr(parallel_runtime.acceleration, "channels_last_kernels", plain_kernels)
     monkeypatch.setattr(plain_kernels, "FAILURES", (), raising=False)
     assert usable(gpu)
     assert not usable(torch.device("cpu"))

@@ -129,6 +129,7 @@ class Network:
             blocks before them but their streams, and behind the first stage nothing reads the latent.
         behind: tokens may stand behind the latent's in their stream: of references, or that fill up.
         rescales: its `forward` rescales latents around `_forward`, so a loop in the ranks enters there.
+        side_by_side: it is a U-Net, whose channels lie side by side on a GPU (networks/comfyui/unet.py).
         read: which source of ComfyUI this was read from (a version, a proposed change); "" where it was run.
     """
 
@@ -148,4 +149,5 @@ class Network:
     stages: bool = False
     behind: bool = False
     rescales: bool = False
+    side_by_side: bool = False
     read: str = ""

@@ -202,7 +202,7 @@ IMAGE: Mapping[str, Network] = {
     "comfy.ldm.pixeldit.model:PixDiT_T2I": Network("PixelDiT", (_PIXEL_DIT,), heads="num_groups"),
     "comfy.ldm.pixeldit.pid:PidNet": Network("PiD", (_PIXEL_DIT,), heads="num_groups"),
     "comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel": Network(
-        "U-Nets (SD 1.5, SDXL, SVD, Lotus)", whole="a U-Net convolves over the whole picture"
+        "U-Nets (SD 1.5, SDXL, SVD, Lotus)", whole="a U-Net convolves over the whole picture", side_by_side=True
     ),
     "comfy.ldm.cascade.stage_c:StageC": Network("Stable Cascade", whole="it convolves over the whole picture"),
     "comfy.ldm.cascade.stage_b:StageB": Network("Stable Cascade", whole="it convolves over the whole picture"),

@@ -1,4 +1,4 @@
-"""What stands between a VAE's convolutions, as one pass over memory each, with a place's channels side by side.
+"""What stands between the convolutions of a VAE or a U-Net, one pass over memory each, channels side by side.
 
 Convolutions on GPUs want channels last. PyTorch's norms take several passes, its bias and its upsampling are slow in
 that layout, and turning tensors between two layouts takes as long again: together half of a decoder's time. A norm and
@@ -50,9 +50,14 @@ def usable(device: torch.device) -> bool:
     return True
 
 
+def computes(x: torch.Tensor) -> bool:
+    """Whether the kernels are for such numbers, there; in float32, norms are computed as PyTorch does."""
+    return x.is_cuda and x.dtype in _HALF and x.numel() > 0
+
+
 def takes(x: torch.Tensor) -> bool:
-    """Whether the kernels know such a tensor; in float32, norms are computed as PyTorch does."""
-    return x.is_cuda and x.dtype in _HALF and x.ndim in _FORMATS and x.numel() > 0
+    """Whether a tensor can have its channels side by side, and the kernels are for it."""
+    return x.ndim in _FORMATS and computes(x)
 
 
 def arrange(x: torch.Tensor) -> torch.Tensor:
@@ -100,6 +105,15 @@ def doubled(x: torch.Tensor, size: Any, scale_factor: Any, mode: str) -> torch.T
     batch, channels, height, width = x.shape
     result = x.new_empty((batch, 2 * height, 2 * width, channels)).movedim(-1, 1)
     kernels.double(x, result)
+    return result
+
+
+def gated(x: torch.Tensor) -> torch.Tensor:
+    """The first half of (..., 2 numbers) times GELU of the second, rounded once."""
+    from . import channels_last_kernels as kernels
+
+    result = x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+    kernels.gate(x.contiguous(), result)
     return result
 
 

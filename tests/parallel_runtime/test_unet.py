@@ -1,0 +1,20 @@
+"""U-Nets of ComfyUI's with channels side by side, against their own forward."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.comfyui_checkout import HOW, find_comfyui
+from tests.ranks import run_ranks
+
+COMFYUI = find_comfyui()
+
+
+@pytest.mark.skipif(COMFYUI is None, reason=HOW)
+def test_a_unet_computes_the_same_and_where_nodes_act_or_comfyuis_bits_are_asked_for_it_runs_as_it_is():
+    (found,) = run_ranks(1, "tests.comfyui_networks.side_by_side:compare", {"comfyui": str(COMFYUI)})
+    assert found.pop("as it is") == []
+    assert set(found) == {"convolutions", "products", "video"}
+    for name, told in found.items():
+        assert told["difference"] < 1e-5, name
+        assert {"bias", "gate", "scale", "scale and SiLU"} <= set(told["kernels"]), name
