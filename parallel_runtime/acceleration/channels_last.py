@@ -50,14 +50,9 @@ def usable(device: torch.device) -> bool:
     return True
 
 
-def computes(x: torch.Tensor) -> bool:
-    """Whether the kernels are for such numbers, there; in float32, norms are computed as PyTorch does."""
-    return x.is_cuda and x.dtype in _HALF and x.numel() > 0
-
-
 def takes(x: torch.Tensor) -> bool:
-    """Whether a tensor can have its channels side by side, and the kernels are for it."""
-    return x.ndim in _FORMATS and computes(x)
+    """Whether the kernels know such a tensor; in float32, norms are computed as PyTorch does."""
+    return x.is_cuda and x.dtype in _HALF and x.ndim in _FORMATS and x.numel() > 0
 
 
 def arrange(x: torch.Tensor) -> torch.Tensor:
@@ -105,15 +100,6 @@ def doubled(x: torch.Tensor, size: Any, scale_factor: Any, mode: str) -> torch.T
     batch, channels, height, width = x.shape
     result = x.new_empty((batch, 2 * height, 2 * width, channels)).movedim(-1, 1)
     kernels.double(x, result)
-    return result
-
-
-def gated(x: torch.Tensor) -> torch.Tensor:
-    """The first half of (..., 2 numbers) times GELU of the second, rounded once."""
-    from . import channels_last_kernels as kernels
-
-    result = x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
-    kernels.gate(x.contiguous(), result)
     return result
 
 

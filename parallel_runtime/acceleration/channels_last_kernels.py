@@ -1,6 +1,6 @@
 """The kernels of channels_last.py, in Triton, which comes with PyTorch's CUDA builds.
 
-Tensors are (batch, channels, ...), a place's channels side by side in memory, unless said otherwise.
+Tensors are (batch, channels, ...), a place's channels side by side in memory.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ _SUMMED = 4096
 """Of one whose sums stay in registers beside it."""
 _TILES = 16
 """Whose sums a program adds up in float32."""
-
-_GATED = 2048
-"""Numbers of a program that multiplies by gates."""
 
 
 @triton.jit
@@ -104,18 +101,6 @@ def _double(source, target, width, places, channels, PLACES: tl.constexpr, WIDE:
     tl.store(target + (item * places + place)[:, None] * channels + channel[None, :], x, mask=inside)
 
 
-@triton.jit
-def _gate(source, target, numbers, width, NUMBERS: tl.constexpr):
-    """Program (some of the result's numbers)."""
-    at = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
-    inside = at < numbers
-    first = source + at // width * 2 * width + at % width
-    x = tl.load(first, mask=inside).to(tl.float32)
-    gate = tl.load(first + width, mask=inside).to(tl.float32)
-    made = x * 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476))
-    tl.store(target + at, made.to(target.dtype.element_ty), mask=inside)
-
-
 def channel_sums(x: torch.Tensor) -> torch.Tensor:
     """(2, batch, channels) in float64: sums of the numbers, and of their squares."""
     batch, channels, places, wide, tile = _sizes(x, _SUMMED)
@@ -180,12 +165,6 @@ def double(x: torch.Tensor, target: torch.Tensor) -> None:
     """Write each pixel of (batch, channels, height, width) four times, into twice as many rows and columns."""
     batch, channels, places, wide, tile = _sizes(target)
     _double[(triton.cdiv(places, tile), batch)](x, target, x.shape[3], places, channels, PLACES=tile, WIDE=wide)
-
-
-def gate(x: torch.Tensor, target: torch.Tensor) -> None:
-    """Write the first half of x (..., 2 numbers), contiguous, times GELU of the second: (..., numbers)."""
-    numbers = target.numel()
-    _gate[(triton.cdiv(numbers, _GATED),)](x, target, numbers, target.shape[-1], NUMBERS=_GATED)
 
 
 def _sizes(x: torch.Tensor, numbers: int = _NUMBERS) -> tuple[int, int, int, int, int]:

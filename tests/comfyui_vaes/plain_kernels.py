@@ -57,10 +57,3 @@ def double(x: torch.Tensor, target: torch.Tensor) -> None:
     """Each pixel four times."""
     calls["double", False] += 1
     target.copy_(x.repeat_interleave(2, 2).repeat_interleave(2, 3))
-
-
-def gate(x: torch.Tensor, target: torch.Tensor) -> None:
-    """A half times GELU of the other."""
-    calls["gate", False] += 1
-    first, second = x.float().chunk(2, -1)
-    target.copy_(first * F.gelu(second))

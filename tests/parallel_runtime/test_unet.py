@@ -17,4 +17,4 @@ def test_a_unet_computes_the_same_and_where_nodes_act_or_comfyuis_bits_are_asked
     assert set(found) == {"convolutions", "products", "video"}
     for name, told in found.items():
         assert told["difference"] < 1e-5, name
-        assert {"bias", "gate", "scale", "scale and SiLU"} <= set(told["kernels"]), name
+        assert {"bias", "scale", "scale and SiLU"} <= set(told["kernels"]), name

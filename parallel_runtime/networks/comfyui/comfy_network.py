@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ...errors import UnsupportedModelError
 from ...exchange.head_routes import HeadSharing
 from ...mesh.mesh import single_rank_mesh
 from ...requests.patches import CARRIED
+from ...switches import is_on
 from ..block_attention import Suited
 from ..cut_blocks import SPLIT_NO_TOKENS
 from ..facts import Described
@@ -25,7 +26,7 @@ from ..tables.blocks import Network as Data
 from .live_patches import LivePatches, act_between_blocks
 from .prepared_network import agreeing_on_scales
 from .seam import IN_LOOP, RUN_SIGMAS, enter, look_up
-from .unet import channels_side_by_side, gates_of
+from .unet import UnetFunctions
 
 _OTHER_VALUES = (0.9, 0.5)
 """What x and timestep are multiplied by to see whether a recording follows them."""
@@ -58,7 +59,7 @@ class ComfyNetwork(Network):
         self._patches = LivePatches(held.device)
         if compile and described.data is not None:
             self._compile(held.network, described.data.blocks)
-        self._gates = gates_of(held.network) if compile and described.side_by_side and not as_it_is else None
+        self._side_by_side = compile and described.side_by_side and not as_it_is and is_on("unets")
         # A recording would read what the network kept where that was, whatever became of it.
         if described.data is None or not described.data.clears:
             self._record(_other_values)
@@ -91,24 +92,20 @@ class ComfyNetwork(Network):
         if table is not None:
             options |= look_up(table, timestep)
         by_input = split.scales_by_input and split.degree > 1
+        # Functions of nodes meet tensors that lie as they know them.
+        arranges = self._side_by_side and not patched and usable(self._held.device)
         with (
             self._running(patched, compiles),
             agreeing_on_scales() if by_input else contextlib.nullcontext(),
-            self._arranging(patched) as arranged,
+            UnetFunctions() if arranges else contextlib.nullcontext() as functions,
         ):
+            given = given if functions is None else functions.arranged(given)
             arguments["transformer_options"] = options
-            output = enter(self._held.network, arranged(given), timestep, arguments, in_loop)
+            output = enter(self._held.network, given, timestep, arguments, in_loop)
         if split.pending:
             what = "The network left {pending} before the last block."
             raise UnsupportedModelError(what, SPLIT_NO_TOKENS, pending=", ".join(sorted(split.pending)))
         return output.contiguous() if isinstance(output, torch.Tensor) else comfy.utils.pack_latents(output)[0]
-
-    def _arranging(self, patched: bool) -> contextlib.AbstractContextManager[Callable[[Any], Any]]:
-        """What must hold around a forward, and what arranges its latent; functions of nodes meet tensors as they know
-        them."""
-        if self._gates is None or patched or not usable(self._held.device):
-            return contextlib.nullcontext(lambda given: given)
-        return channels_side_by_side(self._gates)
 
     @torch.no_grad()
     def invoke(self, method: str, arguments: Mapping[str, Any]) -> torch.Tensor:
