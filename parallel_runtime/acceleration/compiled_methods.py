@@ -20,6 +20,8 @@ from .host_watch import unwatched
 
 log = logging.getLogger(__name__)
 
+_ALIGNED = 16
+"""Bytes: a graph may be made for tensors that begin so."""
 Varying = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[tuple[Any, int]]]
 """(args, kwargs) -> (value, dim): tensors, or lists and tuples with such, and a dim of theirs."""
 
@@ -120,7 +122,8 @@ def _alone(value: Any) -> Any:
         if value.ndim > 2 and value.stride(-1) != 1:
             value = value.contiguous()
         value = without_row_stride(value.data if value._is_view() else value)
-        if start := value.storage_offset() * value.element_size():
+        start = value.storage_offset() * value.element_size()
+        if start and start % _ALIGNED == 0 and not (value.is_conj() or value.is_neg()):
             own = value.untyped_storage()[start : start + _reach(value)]
             value = value.new_empty(0).set_(own, 0, value.shape, value.stride())
         return value

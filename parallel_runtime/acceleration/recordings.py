@@ -145,6 +145,10 @@ class RecordedForward:
         self._over[ranks] = _Recordings(history)
         return False
 
+    def failed(self, mesh: Mesh) -> bool:
+        """Whether a recording failed over the mesh's sequence group since the ranks agreed, on any of them."""
+        return not self._recordings(mesh).enabled
+
     def leave(self, mesh: Mesh) -> None:
         """Let go of what was recorded over a mesh whose groups will be gone. Every rank of the mesh does it."""
         own = self._recordings(mesh)
@@ -186,12 +190,13 @@ class RecordedForward:
             kind.begin_anew(0 if kind.failed < _READ_OTHERS else _NEVER)
             log.info("A forward is recorded anew, as it reads other numbers from the GPU than before.")
             return plain()
+        if kind.runs == WARM_RUNS - 1:
+            output, kind.was_long = timed(plain, kind.device)
+            kind.runs += 1  # behind it: a cancel of a decoder may end it
+            return output
         kind.runs += 1
         if kind.runs < WARM_RUNS:
             return plain()
-        if kind.runs == WARM_RUNS:
-            output, kind.was_long = timed(plain, kind.device)
-            return output
         # Long on all: the GPU of a rank whose launches are late computes for no longer, and others wait for it there.
         if kind.agree(kind.was_long()):
             kind.runs = _NEVER

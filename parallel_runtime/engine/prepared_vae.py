@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from .. import memory
 from ..acceleration.channels_last import usable
 from ..config import ParallelPlan
 from ..errors import RequestError
@@ -52,7 +51,9 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
             needs = request.memory // ranks
             state.residency.store.prepare_run(held, needs, control.loading)
             may_be = can_be_recorded(weights.network, request.half, state.device) and not request.options
-            records = kind in tried and may_be and memory.is_free(_SPARE * needs, state.device)
+            may_be &= kind in tried and kind not in weights.unrecorded
+            # What other recordings hold counts as free elsewhere, and is not.
+            records = may_be and torch.cuda.mem_get_info(state.device)[0] >= _SPARE * needs
         offers = offer_same(_SAME, (type(weights.network).__name__, weights.unit, ranks))
         offers[_FUSED] = int(usable(state.device))
         offers[_TRIED] = int(kind in tried)
@@ -93,6 +94,8 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
                 )  # fmt: skip
             votes.close()
             tried.add(kind)
+            if weights.recorded.failed(mesh):
+                weights.unrecorded.add(kind)
         encodes = request.half == "encoder"
         what = "Encoded; devices at work: {count}." if encodes else "Decoded; devices at work: {count}."
         answer = Finished(said(what, count=ranks), held=state.residency.held())

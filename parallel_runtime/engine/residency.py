@@ -179,6 +179,9 @@ class Residency:
         """Let go of what runs of any model have left behind. Every rank of the pool calls it."""
         for network in self._networks():
             network.forget_runs()
+        for vae in self._vaes.values():
+            assert isinstance(vae.weights, VaeWeights)
+            vae.weights.recorded.clear()
 
     def _networks(self) -> list[Network]:
         return list(dict.fromkeys(each.network for each in self._residents.values() if each.network is not None))

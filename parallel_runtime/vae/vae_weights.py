@@ -59,8 +59,10 @@ class RecordedPart(RecordedForward):
             kind: what `run` depends on beside these rows, on any rank.
         """
         self._run = run
-        made: torch.Tensor = self(mesh, (own,), kind)
-        del self._run  # it holds the request
+        try:
+            made: torch.Tensor = self(mesh, (own,), kind)
+        finally:
+            del self._run  # it holds the request
         return made
 
 
@@ -72,6 +74,8 @@ class VaeWeights(LoadedWeights):
         self.tried: set[tuple[str, tuple[int, ...]]] = set()
         """Halves and shapes that ran since the weights are here: their memory was there."""
         self.recorded = RecordedPart()
+        self.unrecorded: set[tuple[str, tuple[int, ...]]] = set()
+        """Those whose recording failed."""
         super().__init__(self._vae, device)
 
     @property
@@ -82,6 +86,7 @@ class VaeWeights(LoadedWeights):
     def give_back(self) -> None:
         """Return their memory and that of recordings; whether there is enough for a run is to be tried anew."""
         self.tried.clear()
+        self.unrecorded.clear()
         self.recorded.lose()
         super().give_back()
 

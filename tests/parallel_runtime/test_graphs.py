@@ -21,6 +21,7 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.agreement import NONE, agreed_history, offer_history
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.marked_blocks import Pulse
+from parallel_runtime.requests.control import Cancelled
 from tests.ranks import run_ranks
 
 ONE = single_rank_mesh()
@@ -109,6 +110,23 @@ def test_a_forward_that_is_long_is_run_and_never_recorded(monkeypatch, long):
     assert not long or runs == [WARM_RUNS + 4]
 
 
+def test_a_run_that_a_cancel_ended_does_not_count_so_a_long_one_is_not_recorded_behind_it(monkeypatch):
+    monkeypatch.setattr(graphs, "timed", lambda run, device: (run(), lambda: True))
+    cancels = iter([False] * (WARM_RUNS - 1) + [True] + [False] * 4)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        if next(cancels):
+            raise Cancelled
+        return 2 * x
+
+    recorder = Recorder()
+    recorded = RecordedForward(forward, record=recorder)
+    for call in range(WARM_RUNS + 4):
+        with pytest.raises(Cancelled) if call == WARM_RUNS - 1 else contextlib.nullcontext():
+            recorded(ONE, (torch.ones(2),), {})
+    assert recorder.recorded == 0
+
+
 @pytest.mark.parametrize(
     ("launching", "computing", "long"),
     [(0.02, 0.69, True), (0.02, 0.12, False), (0.05, 0.25, True), (0.2, 0.21, False), (0.5, 2.9, True)],
@@ -190,6 +208,9 @@ def test_a_failed_recording_ends_the_recording_with_one_line_and_the_call_has_it
         f"Forwards are launched kernel by kernel, as recording one failed: {said}"
     ]
     assert runs[0] == WARM_RUNS + 4
+    assert recorded.failed(ONE)
+    recorded.go_on(ONE.sequence_ranks, 7)
+    assert not recorded.failed(ONE), "a request that ranks agreed on begins anew"
 
 
 class Baking(Recorder):
