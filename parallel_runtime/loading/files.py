@@ -52,7 +52,7 @@ def identity(path: str | Path) -> Identity:
 
 
 def _find_in_folder(path: Path) -> tuple[tuple[Path, ...], Path]:
-    """See `find_files`; of a pipeline's folder (with transformer/ or unet/), or of one inside of it."""
+    """`find_files` of a pipeline's folder (with transformer/ or unet/), or of one inside of it."""
     folder = next((path / name for name in _DENOISERS if (path / name).is_dir()), path)
     config = folder / "config.json"
     if config.is_file():

@@ -24,7 +24,7 @@ from tests.comfyui_networks.compiled import as_held, enter_forward, run_call
 
 def graphs(rank: int, world_size: int, comfyui: str, names: list[str], unlike: dict[str, list[str]]) -> dict[str, Any]:
     """{network: {"one": graphs after a call of one row, then after another "size", another "text", "two" rows and
-    "three"}}, counted from the first call on.
+    "three"; of several ranks also after each has computed the first call "alone"}}, counted from the first call on.
 
     Args:
         unlike: network -> calls of these that it has not, or not by itself.
@@ -61,6 +61,9 @@ def graphs(rank: int, world_size: int, comfyui: str, names: list[str], unlike: d
             if what not in unlike.get(name, ()):
                 run_call(network, mesh, call)
                 found[name][what] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        if world_size > 1:
+            run_call(network, single_rank_mesh(), arguments)
+            found[name]["alone"] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         assert not network._compiled.methods.refused  # type: ignore[union-attr]
     return found
 

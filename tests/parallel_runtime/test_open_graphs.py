@@ -43,6 +43,8 @@ def need_no_graphs(ranks: int, names: list[str]) -> None:
             assert graphs["one"] > 0, name
             assert {graphs.get(what, graphs["one"]) for what in ("size", "text")} == {graphs["one"]}, name
             assert graphs.get("three") == graphs.get("two"), name
+            # Of the second rank, tokens that it shares lie somewhere in a memory, and its own begin one.
+            assert ranks == 1 or graphs["alone"] == graphs.get("three", graphs["one"]), name
 
 
 @with_comfyui
