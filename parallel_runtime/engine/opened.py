@@ -46,7 +46,6 @@ class Opened(ABC):
         weight_bytes: of the whole model on a device; quantised ones as in the file.
         title: for messages, such as "FLUX.1 in float32".
         notes: what the artist should know of it; a sentence, or "".
-        compiles: its blocks can be compiled.
     """
 
     dtype: torch.dtype
@@ -56,7 +55,6 @@ class Opened(ABC):
     weight_bytes: int
     title: str
     notes: str = ""
-    compiles: bool = True
 
     @abstractmethod
     def weights(self, owned: tuple[int, int] | None, device: torch.device, dealer: Dealer | None) -> LoadedWeights:
@@ -147,7 +145,6 @@ class OpenedNetwork(Opened):
         self.weight_bytes = self._file.size
         self.title = f"{title} of {self._file.path.name}"
         self.notes = described.why_whole
-        self.compiles = described.data is not None
 
     def weights(self, owned: tuple[int, int] | None, device: torch.device, dealer: Dealer | None) -> LoadedWeights:
         if dealer is not None and self._file.pack is not None:

@@ -100,7 +100,7 @@ class Residency:
                 smaller = [*opened.smaller(model.costs, self._device), *ways_out(wish, opened.weight_bytes)]
                 self.store.activate(model, control.loading, smaller=smaller)
                 on_gpu = self._device.type == "cuda"
-                options = config.attention, opened.compiles and config.compiles(on_gpu)
+                options = config.attention, config.compiles(on_gpu)
                 if options not in model.networks:
                     if on_gpu:
                         control.measuring()  # which attention kernel is the fastest, where nobody knows yet

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import nn
 
-from parallel_runtime.config import COMFYUIS
+from parallel_runtime.config import COMFYUIS, ParallelConfig
+from parallel_runtime.engine.engine import Engine
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.comfyui import comfy_network
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
+from parallel_runtime.networks.diffusers.sdxl import SDXL
 from parallel_runtime.networks.facts import describe_network
 from parallel_runtime.networks.token_split import TokenSplit
+from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.patches import CARRIED, PATCHES, Patch
+from parallel_runtime.requests.requests import Load
 from tests.comfyui_networks.batch_alone import BATCH, _svd
 from tests.comfyui_networks.compiled import as_held, run_call
 from tests.comfyui_vaes import plain_kernels
 from tests.comfyui_vaes.ranks import as_on_a_gpu
+from tests.parallel_runtime.staged_run import Quiet
+from tests.tiny_model import write_original
+from tests.tiny_sdxl import recognised_config
 
 
 def compare(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
@@ -58,6 +66,18 @@ def compare(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
             with mock.patch.object(comfy_network.LivePatches, "put_in", return_value={}):
                 run_call(run_as(network, compile=True), single_rank_mesh(), {**call, **options})
             found["as it is"] = [*found.get("as it is", ()), *map(str, plain_kernels.calls)]
+    return found
+
+
+def loaded(rank: int, world_size: int, comfyui: str, path: str) -> dict[str, bool]:
+    """{"on" or "off", as `compile` says: whether a file's network has channels side by side in a pool}."""
+    write_original(SDXL, Path(path), recognised_config())
+    engine, found = Engine(torch.device("cpu"), rank, world_size), {}
+    for compile in ("on", "off"):
+        config = ParallelConfig(devices="cpu:1", compile=compile).to_mapping()
+        code = ComfyuiCode(comfyui, {"cpu": True}, "float32", False)
+        engine.prepare(Load(compile, path, "float32", config, 1, comfyui=code), {}, Quiet()).run({}, Quiet())
+        found[compile] = engine.residency.get(compile).network._side_by_side
     return found
 
 
