@@ -142,7 +142,7 @@ class Cut:
         self._attention = attention
         self._mesh = mesh
         self._described = describe_network(loaded.network, loaded.size, loaded.latent.latent_dimensions)
-        assert self._described.data is not None, self._described.why_whole
+        assert self._described.data is not None, self._described.facts.why_whole
         split = TokenSplit(single_rank_mesh())
         prepare_network(loaded.network, self._described.data, split)
         self._held: Any = SimpleNamespace(

@@ -45,7 +45,6 @@ class Opened(ABC):
         identity: what the weights are read from, and into which type.
         weight_bytes: of the whole model on a device; quantised ones as in the file.
         title: for messages, such as "FLUX.1 in float32".
-        notes: what the artist should know of it; a sentence, or "".
     """
 
     dtype: torch.dtype
@@ -54,7 +53,6 @@ class Opened(ABC):
     identity: Hashable
     weight_bytes: int
     title: str
-    notes: str = ""
 
     @abstractmethod
     def weights(self, owned: tuple[int, int] | None, device: torch.device, dealer: Dealer | None) -> LoadedWeights:
@@ -144,7 +142,6 @@ class OpenedNetwork(Opened):
         self.identity = self._file.identity, self._stored, code.fast_float8
         self.weight_bytes = self._file.size
         self.title = f"{title} of {self._file.path.name}"
-        self.notes = described.why_whole
 
     def weights(self, owned: tuple[int, int] | None, device: torch.device, dealer: Dealer | None) -> LoadedWeights:
         if dealer is not None and self._file.pack is not None:

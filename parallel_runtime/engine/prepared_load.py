@@ -17,7 +17,6 @@ from ..requests.answers import Finished, Loaded, Surveyed
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts
 from ..requests.requests import Attach, KeepPatches, Load, Release, Survey, attached_name
-from ..said import together
 from .measure import measure_machine
 from .opened import Opened
 from .prepared import Agreed, Outcome, Prepared, Tensors, require_same
@@ -70,7 +69,6 @@ def prepare_load(state: RankState, request: Load, control: Control) -> Prepared:
     machine = wish.machine
     place = state.meshes.place(loaded) if loaded.pipe > 1 else None
     resident, reused = state.residency.load(request, wish, opened, place, control)
-    notes = opened.notes  # alone: what was opened goes
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Measure what was not measured yet, and tell of the model."""
@@ -85,7 +83,7 @@ def prepare_load(state: RankState, request: Load, control: Control) -> Prepared:
             resident.family.title,
             resident.size,
             reused,
-            together((explain(shown), notes)),
+            explain(shown),
             replace(state.machine, speeds=()),
             loaded.pipe,
             state.residency.held(),

@@ -11,19 +11,21 @@ from operator import attrgetter
 from torch import nn
 
 from ..requests.facts import ModelFacts, RequestFacts
+from ..said import said
 from .cut_blocks import unknown_blocks
 from .stages import has_stages
 from .tables.blocks import Blocks, Network, find
 from .tables.comfyui import find_network
+from .tables.image import CONVOLVES
 
 
 def describe(
-    network: nn.Module, data: Network | None, title: str, number_bytes: int, patch: Sequence[int]
+    network: nn.Module, data: Network | None, title: str, number_bytes: int, patch: Sequence[int], why: str = CONVOLVES
 ) -> ModelFacts:
     """Facts of a network on the meta device, whose weights have so many bytes each, on average.
 
     Args:
-        data: how ranks share out its tokens; None where they share out the batch alone.
+        data: how ranks share out its tokens; None where they share out the batch alone, and `why`.
         patch: latent positions that a token takes, by the last dims of the latent.
     """
     lists = data.blocks if data is not None else ()
@@ -41,7 +43,7 @@ def describe(
         text_parameters=text,
         bytes_per_parameter=number_bytes,
         has_stages=data is not None and has_stages(network, data, patch),
-        splits_sequence=data is not None,
+        why_whole="" if data is not None else why,
         shared_parameters=shared,
         parallel_blocks=sum(blocks.parallel for _, blocks in found),
     )
@@ -59,12 +61,11 @@ def patch_of(network: nn.Module, dims: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Described:
-    """What is known of a network of ComfyUI's: its facts; `data` and `patch` as of `describe`; why its tokens are not
-    shared out, a sentence, or ""; the width of a head; `rows_together` and `side_by_side` of its table entry."""
+    """What is known of a network of ComfyUI's: its facts; `data` and `patch` as of `describe`; the width of a head;
+    `rows_together` and `side_by_side` of its table entry."""
 
     facts: ModelFacts
     data: Network | None
-    why_whole: str
     head_dim: int
     patch: tuple[int, ...]
     rows_together: bool
@@ -74,22 +75,20 @@ class Described:
 def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> Described:
     """Of a network on the meta device, whose weights have `size` bytes, and whose latents so many dims that are space
     or time."""
-    known, why = find_network(type(network)), ""
+    known = find_network(type(network))
     title = known.title if known is not None else type(network).__name__
     if known is None:
-        why = f"The tokens of {title} are not shared out yet."
-    elif known.whole:
-        why = f"{title} {known.whole}."
-    elif unlike := unknown_blocks(network, known.blocks):
-        why = f"The tokens of {title} are not shared out: this ComfyUI has another version of it, {unlike}."
+        why: str = said("this pack does not know it yet")
+    elif not (why := known.whole) and (unlike := unknown_blocks(network, known.blocks)):
+        why = said("this ComfyUI has another version of it, {unlike}", unlike=unlike)
     data = None if why else known
     patch = patch_of(network, latent_dimensions)
     total = max(1, sum(parameter.numel() for parameter in network.parameters()))
-    facts = describe(network, data, title, max(1, round(size / total)), patch)
+    facts = describe(network, data, title, max(1, round(size / total)), patch, why)
     together, side_by_side = (known.rows_together, known.side_by_side) if known is not None else (False, False)
     of_head = data.head_dim if data is not None else ""
     head_dim = int(attrgetter(of_head)(network)) if of_head else facts.width // facts.heads
-    return Described(facts, data, why, head_dim, patch, together, side_by_side)
+    return Described(facts, data, head_dim, patch, together, side_by_side)
 
 
 def describe_request(

@@ -24,12 +24,12 @@ def explain(wish: Wish) -> Said:
     coming = Coming.of(config, ranks)
     if coming is not None:
         sentences += _coming(choice, coming, model, machine)
-    if not model.splits_sequence:
+    if not model.splits_sequence and ranks > 1:
         template = (
-            "{model} is a U-Net, which is not split inside of a picture: devices share out CFG branches and the "
-            "pictures of a batch."
+            "{model} is not split inside of a picture, as {why}: devices share out CFG branches and the pictures of a "
+            "batch."
         )
-        sentences.append(said(template, model=model.title))
+        sentences.append(said(template, model=model.title, why=model.why_whole))
     if machine.is_crowded:
         template = "Of a GPU's {has} GiB only {free} are free, and the plan reckons with these."
         sentences.append(said(template, has=_gib(machine.memory_bytes), free=_gib(machine.free_bytes)))

@@ -62,9 +62,10 @@ def check_limits(wish: Wish) -> None:
     plan = ParallelPlan(**{axis: getattr(config, axis) or 1 for axis in AXES})
     split = next((axis for axis in ("ring", "ulysses") if getattr(plan, axis) > 1), None)
     if split is not None and not model.splits_sequence:
-        what = "Degree {split} is {degree}, and {title} is a U-Net, whose tokens cannot be split."
+        what = "Degree {split} is {degree}, and the tokens of {title} cannot be split: {why}."
         fix = "Set ulysses and ring to auto or 1; cfg and data share out CFG branches and pictures."
-        raise ConfigurationError(what, fix, split=split, degree=getattr(plan, split), title=model.title)
+        values = {"split": split, "degree": getattr(plan, split), "title": model.title, "why": model.why_whole}
+        raise ConfigurationError(what, fix, **values)
     if plan.ulysses > model.heads:
         what = "Degree ulysses is {ulysses}, and {title} has {heads} attention heads."
         fix = said("Set ulysses to auto, or to a number from 1 to {heads}.", heads=min(model.heads, ranks))

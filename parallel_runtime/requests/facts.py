@@ -27,7 +27,7 @@ class ModelFacts:
         image_parameters, text_parameters: weights that every image token, every text token is multiplied with.
         bytes_per_parameter: 2 for bfloat16.
         has_stages: PipeFusion can cut it.
-        splits_sequence: ranks can share out the tokens of a picture; not so in a U-Net.
+        why_whole: why ranks cannot share out the tokens of a picture, "" where they can.
         shared_parameters: weights in the blocks that meet one row per picture and that the ranks of a sequence group
             multiply in shares (networks/modulation.py).
         parallel_blocks: blocks that attend and feed forward from one input (FLUX.1's single blocks); compiled, their
@@ -44,9 +44,14 @@ class ModelFacts:
     text_parameters: int
     bytes_per_parameter: int = 2
     has_stages: bool = False
-    splits_sequence: bool = True
+    why_whole: str = ""
     shared_parameters: int = 0
     parallel_blocks: int = 0
+
+    @property
+    def splits_sequence(self) -> bool:
+        """Whether ranks can share out the tokens of a picture."""
+        return not self.why_whole
 
     @property
     def bytes_per_number(self) -> int:

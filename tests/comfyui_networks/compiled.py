@@ -57,7 +57,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         made = TINY[name]()
         first = next(iter(made.calls.values()))["x"]
         described = describe_network(made.network, 0, (first if isinstance(first, torch.Tensor) else first[0]).ndim - 2)
-        assert described.data is not None, described.why_whole
+        assert described.data is not None, described.facts.why_whole
         split = TokenSplit(single_rank_mesh())
         prepare_network(made.network, described.data, split)
         held = as_held(made, described, split)

@@ -16,6 +16,7 @@ from nodes.run_notices import IN_TURN
 from nodes.spoken import TABLES, in_language, read_table
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError, PoolError
+from parallel_runtime.networks.tables.image import CONVOLVES
 from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.wish import TYPICAL, Wish
 from parallel_runtime.requests.facts import CPU, GIB, PCIE, known_gpu
@@ -26,7 +27,7 @@ from tests.nodes.said_templates import templates
 OTHERS = [language for language in LANGUAGES if language != "en"]
 SEPARATORS = {", ", "; ", " Or: ", " and "}
 FOR_DEVELOPERS = {"report.py", "actions.py"}
-UNET = replace(FLUX_DEV, title="SDXL", splits_sequence=False, has_stages=False, heads=1)
+UNET = replace(FLUX_DEV, title="SDXL", why_whole=CONVOLVES, has_stages=False, heads=1)
 SMALL = known_gpu("NVIDIA GeForce RTX 4090", 22 * GIB, PCIE)
 CROWDED = replace(SMALL, free_each=(12 * GIB,))
 LARGE = known_gpu("NVIDIA H200", 140 * GIB, PCIE)

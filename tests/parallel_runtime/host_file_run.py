@@ -58,7 +58,7 @@ def look_at_wrong_ones(rank: int, world_size: int, comfyui: str, files: list[str
     def describe(path: str) -> str:
         file = open_host_file(path)
         described = describe_network(file.build(), file.size, 2)
-        return f"{described.facts.splits_sequence} {described.facts.title} {described.why_whole}"
+        return f"{described.facts.splits_sequence} {described.facts.title} {described.facts.why_whole}"
 
     def load(path: str) -> Any:
         return load_network(open_host_file(path), torch.float32, False, lambda done, total: None)

@@ -236,7 +236,7 @@ def test_what_cannot_be_is_refused_with_both_numbers_and_the_valid_choices(confi
 
 @pytest.mark.parametrize("weights", ["dealt", "host"])
 def test_weights_that_cannot_come_block_by_block_are_refused_when_it_is_planned(weights):
-    whole = replace(FLUX_DEV, title="SDXL", splits_sequence=False)
+    whole = replace(FLUX_DEV, title="SDXL", why_whole="it convolves over the whole picture")
     with pytest.raises(ConfigurationError, match=rf"{weights}, and those of SDXL .* Set weights to whole"):
         choose(Wish(ParallelConfig(weights=weights), 1, whole, PICTURE, H200))
 

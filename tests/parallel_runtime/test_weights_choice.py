@@ -39,7 +39,7 @@ ONE_BLOCK = replace(WITHOUT_STAGES, block_sizes=(FLUX_DEV.block_parameters,), at
         (AUTO, 2, FLUX_DEV, replace(APART, host_bytes=12 * GIB), "stages"),
         (AUTO, 2, FLUX_DEV, replace(SMALL, network=ETHERNET, ranks_per_host=1), "stages"),
         (AUTO, 2, ONE_BLOCK, SMALL, "whole"),
-        (AUTO, 2, replace(WITHOUT_STAGES, splits_sequence=False), SMALL, "whole"),
+        (AUTO, 2, replace(WITHOUT_STAGES, why_whole="it convolves over the whole picture"), SMALL, "whole"),
         # It would do, or nearly.
         (AUTO, 2, WITHOUT_STAGES, replace(SMALL, memory_bytes=WEIGHTS + GIB // 4), "whole"),
         # Others hold the rest of a large GPU: what would be refused is not tried.

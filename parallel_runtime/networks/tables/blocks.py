@@ -114,7 +114,7 @@ class Network:
     Args:
         title: how artists call the family.
         blocks: what is cut; () where ranks share out the batch alone.
-        whole: why the tokens are not shared out, as the rest of a sentence about the family; "" where they are.
+        whole: why the tokens are not shared out, to stand behind "as"; "" where they are.
         attention_in: modules of ComfyUI whose attention function does not ask `transformer_options` what to call.
         heads: attribute path of the number of attention heads.
         width: of the width of a token; "" where most of a block's products take it in.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...said import said
 from .blocks import OPTIONS, Blocks, Network
 from .image import FLUX, IMAGE
 from .video import VIDEO, WAN
@@ -45,7 +46,7 @@ _SOUND = {
         heads="decoder.layers.0.self_attn.num_heads", rows_together=True,
     ),
     "comfy.ldm.ace.model:ACEStepTransformer2DModel": Network(
-        "ACE-Step", whole="its blocks convolve along the song, and their linear attention sums over it"
+        "ACE-Step", whole=said("its blocks convolve along the song, and their linear attention sums over it")
     ),
     "comfy.ldm.audio.dit:AudioDiffusionTransformer": Network(
         "Stable Audio", (_STABLE_AUDIO,), heads="transformer.layers.0.self_attn.num_heads"
@@ -65,7 +66,7 @@ _SHAPES = {
         "TripoSplat", (_triposplat("blocks"), _triposplat("noise_refiner"))
     ),
     "comfy.ldm.trellis2.model:Trellis2": Network(
-        "Trellis 2", whole="its tokens are the filled cells of a sparse grid, of another number in each shape"
+        "Trellis 2", whole=said("its tokens are the filled cells of a sparse grid, of another number in each shape")
     ),
 }  # fmt: skip
 

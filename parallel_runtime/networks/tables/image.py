@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...said import said
 from .blocks import OPTIONS, Blocks, Network
 
 # Global conditioning (vec) is one row per picture; modulation_dims tells which tokens take which of its rows.
@@ -139,6 +140,8 @@ _PIXEL_DIT = Blocks(
     alike=("c", "attn_mask", *OPTIONS),
 )  # fmt: skip
 
+CONVOLVES = said("it convolves over the whole picture")
+
 IMAGE: Mapping[str, Network] = {
     "comfy.ldm.flux.model:Flux": Network("FLUX, LongCat and Ovis", FLUX, stages=True, behind=True),
     "comfy.ldm.chroma.model:Chroma": Network("Chroma", FLUX, stages=True, behind=True),
@@ -149,12 +152,12 @@ IMAGE: Mapping[str, Network] = {
     ),
     # Attention is called once for each segment, over all that stands before its end.
     "comfy.ldm.qwen_image21.model:QwenImage21Transformer2DModel": Network(
-        "Qwen-Image 2.1", whole="its text and references attend to what stands before them alone, segment by segment",
-        read="0.38",
+        "Qwen-Image 2.1", read="0.38",
+        whole=said("its text and references attend to what stands before them alone, segment by segment"),
     ),
     # Its arguments have a row for each branch where x has one for each picture.
     "comfy.ldm.sensenova.model:SenseNovaU15": Network(
-        "SenseNova U1.5", whole="ComfyUI asks it for the prompt's keys before a run, which is refused",
+        "SenseNova U1.5", whole=said("ComfyUI asks it for the prompt's keys before a run, which is refused"),
         rows_together=True, read="0.38",
     ),
     "comfy.ldm.mage_flow.model:MageFlowTransformer2DModel": Network(
@@ -202,8 +205,8 @@ IMAGE: Mapping[str, Network] = {
     "comfy.ldm.pixeldit.model:PixDiT_T2I": Network("PixelDiT", (_PIXEL_DIT,), heads="num_groups"),
     "comfy.ldm.pixeldit.pid:PidNet": Network("PiD", (_PIXEL_DIT,), heads="num_groups"),
     "comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel": Network(
-        "U-Nets (SD 1.5, SDXL, SVD, Lotus)", whole="a U-Net convolves over the whole picture", side_by_side=True
+        "U-Net (SD 1.5, SDXL, SVD, Lotus)", whole=CONVOLVES, side_by_side=True
     ),
-    "comfy.ldm.cascade.stage_c:StageC": Network("Stable Cascade", whole="it convolves over the whole picture"),
-    "comfy.ldm.cascade.stage_b:StageB": Network("Stable Cascade", whole="it convolves over the whole picture"),
+    "comfy.ldm.cascade.stage_c:StageC": Network("Stable Cascade", whole=CONVOLVES),
+    "comfy.ldm.cascade.stage_b:StageB": Network("Stable Cascade", whole=CONVOLVES),
 }  # fmt: skip

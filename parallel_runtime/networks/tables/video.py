@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ...said import said
 from .blocks import OPTIONS, Blocks, Network
 from .image import FLUX, PREDICT_2
 
@@ -65,10 +66,11 @@ VIDEO: Mapping[str, Network] = {
         "Kandinsky 5", (_KANDINSKY_5,), heads="visual_transformer_blocks.0.self_attention.num_heads"
     ),
     "comfy.ldm.kandinsky6.model:Kandinsky6": Network(
-        "Kandinsky 6", whole="its video and sound attend to one another by calls that say nothing of how", read="0.38"
+        "Kandinsky 6", read="0.38",
+        whole=said("its video and sound attend to one another by calls that say nothing of how"),
     ),
     "comfy.ldm.prism.model:Prism": Network(
-        "Prism", whole="its video and sound attend to one another between blocks that stand in pairs",
+        "Prism", whole=said("its video and sound attend to one another between blocks that stand in pairs"),
         read="a proposed change",
     ),
     "comfy.ldm.cosmos.predict2:MiniTrainDIT": Network("Cosmos-Predict 2", (PREDICT_2,)),
@@ -77,11 +79,11 @@ VIDEO: Mapping[str, Network] = {
         "CogVideoX", (_COG_VIDEO,), heads="num_attention_heads"
     ),
     "comfy.ldm.genmo.joint_model.asymm_models_joint:AsymmDiTJoint": Network(
-        "Mochi", whole="blocks crop their text tokens to the prompt's length"
+        "Mochi", whole=said("its blocks crop their text tokens to the prompt's length")
     ),
     "comfy.ldm.seedvr.model:NaDiT": Network(
-        "SeedVR2", whole="it attends within windows of frames, rows and columns, of many lengths", rows_together=True,
-        read_outside=("positive_conditioning", "negative_conditioning"),
+        "SeedVR2", whole=said("it attends within windows of frames, rows and columns, of many lengths"),
+        rows_together=True, read_outside=("positive_conditioning", "negative_conditioning"),
     ),
 }  # fmt: skip
 
@@ -113,7 +115,7 @@ WAN: Mapping[str, Network] = {
     "comfy.ldm.wan.model:SCAIL2WanModel": Network("SCAIL 2", (_WAN,)),
     "comfy.ldm.wan.model_animate:AnimateWanModel": Network("Wan Animate", (_WAN,)),
     "comfy.ldm.wan.model_animate2:WanAnimate2Model": Network(
-        "Wan Animate 2", whole="each frame attends to keys of its own, those of its pose, beside those of all frames"
+        "Wan Animate 2", whole=said("each of its frames attends to keys of its own pose beside those of all frames")
     ),
     "comfy.ldm.wan.model_wandancer:WanDancerModel": Network("WanDancer", (_WAN,)),
     "comfy.ldm.wan.ar_model:CausalWanModel": Network("Wan Causal", (_CAUSAL,)),
