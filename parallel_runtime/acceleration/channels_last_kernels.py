@@ -1,6 +1,7 @@
 """The kernels of channels_last.py, in Triton, which comes with PyTorch's CUDA builds.
 
-Tensors are (batch, channels, ...), a place's channels side by side in memory.
+Tensors are (batch, channels, ...), a place's channels side by side in memory. A tile has some places and some channels,
+of one size for every number of channels, so that one compilation serves all layers of a network.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ _NUMBERS = 8192
 """Of a tile."""
 _SUMMED = 4096
 """Of one whose sums stay in registers beside it."""
-_TILES = 16
+_TILES = 4
 """Whose sums a program adds up in float32."""
+_CHANNELS = 64
+"""Of a tile, where what becomes of a channel does not depend on the others."""
 
 
 @triton.jit
 def _sum(source, target, places, channels, PLACES: tl.constexpr, WIDE: tl.constexpr, TILES: tl.constexpr):
-    """Program (part of the places, batch item): sums of each channel's numbers and of their squares."""
+    """Program (part of the places, batch item, some channels): sums of each channel's numbers and of their squares."""
     part, item = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    channel = tl.arange(0, WIDE)
+    channel = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     sums = tl.zeros((PLACES, WIDE), tl.float32)
     squares = tl.zeros((PLACES, WIDE), tl.float32)
     for tile in range(TILES):
@@ -46,9 +49,9 @@ def _finish(
     sums, weight, bias, scale, shift, channels, groups, count, eps, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Program (batch item): a group's sums as its channels' scale and shift."""
+    """Program (batch item, some channels): a group's sums as its channels' scale and shift."""
     item = tl.program_id(0)
-    channel = tl.arange(0, WIDE)
+    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     real = channel < channels
     at = item * groups + channel * groups // channels
     mean = tl.load(sums + at, mask=real, other=0.0) / count
@@ -69,10 +72,10 @@ def _scale(
     source, scale, shift, target, places, channels, factor, each, LENGTH: tl.constexpr, SCALE: tl.constexpr,
     SHIFT: tl.constexpr, SILU: tl.constexpr, PLACES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile of places, batch item); `each` is 0 where all items have one scale and one shift."""
+    """Program (some places, batch item, some channels); `each` is 0 where all items have one scale and one shift."""
     item = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0).to(tl.int64) * PLACES + tl.arange(0, PLACES)
-    channel = tl.arange(0, WIDE)
+    channel = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     real = channel < channels
     inside = (place < places)[:, None] & real[None, :]
     at = (item * places + place)[:, None] * channels + channel[None, :]
@@ -90,10 +93,10 @@ def _scale(
 
 @triton.jit
 def _double(source, target, width, places, channels, PLACES: tl.constexpr, WIDE: tl.constexpr):
-    """Program (tile of the result's places, picture)."""
+    """Program (some of the result's places, picture, some channels)."""
     item = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0).to(tl.int64) * PLACES + tl.arange(0, PLACES)
-    channel = tl.arange(0, WIDE)
+    channel = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     inside = (place < places)[:, None] & (channel < channels)[None, :]
     row, column = place // (2 * width), place % (2 * width)
     nearest = item * (places // 4) + row // 2 * width + column // 2
@@ -103,10 +106,10 @@ def _double(source, target, width, places, channels, PLACES: tl.constexpr, WIDE:
 
 def channel_sums(x: torch.Tensor) -> torch.Tensor:
     """(2, batch, channels) in float64: sums of the numbers, and of their squares."""
-    batch, channels, places, wide, tile = _sizes(x, _SUMMED)
+    batch, channels, places, wide, tile = _sizes(x, _CHANNELS, _SUMMED)
     parts = triton.cdiv(places, tile * _TILES)
     sums = torch.empty((batch, parts, 2, channels), dtype=torch.float32, device=x.device)
-    _sum[(parts, batch)](x, sums, places, channels, PLACES=tile, WIDE=wide, TILES=_TILES)
+    _sum[(parts, batch, triton.cdiv(channels, wide))](x, sums, places, channels, PLACES=tile, WIDE=wide, TILES=_TILES)
     return sums.sum(1, dtype=torch.float64).transpose(0, 1)
 
 
@@ -117,9 +120,9 @@ def finish(
     each."""
     _, batch, groups = sums.shape
     scale, shift = torch.empty((2, batch, channels), dtype=torch.float32, device=sums.device)
-    _finish[(batch,)](
+    _finish[(batch, triton.cdiv(channels, _CHANNELS))](
         sums, weight, bias, scale, shift, channels, groups, float(count), eps, WEIGHT=weight is not None,
-        BIAS=bias is not None, WIDE=triton.next_power_of_2(channels),
+        BIAS=bias is not None, WIDE=_CHANNELS,
     )  # fmt: skip
     return scale, shift
 
@@ -154,8 +157,8 @@ def _launch(
     SHIFT: bool = False,
     SILU: bool = False,
 ) -> None:
-    batch, channels, places, wide, tile = _sizes(x)
-    _scale[(triton.cdiv(places, tile), batch)](
+    batch, channels, places, wide, tile = _sizes(x, x.shape[1] if LENGTH else _CHANNELS)
+    _scale[(triton.cdiv(places, tile), batch, triton.cdiv(channels, wide))](
         x, scale, shift, target, places, channels, factor, each, LENGTH=LENGTH, SCALE=SCALE, SHIFT=SHIFT, SILU=SILU,
         PLACES=tile, WIDE=wide,
     )  # fmt: skip
@@ -163,12 +166,15 @@ def _launch(
 
 def double(x: torch.Tensor, target: torch.Tensor) -> None:
     """Write each pixel of (batch, channels, height, width) four times, into twice as many rows and columns."""
-    batch, channels, places, wide, tile = _sizes(target)
-    _double[(triton.cdiv(places, tile), batch)](x, target, x.shape[3], places, channels, PLACES=tile, WIDE=wide)
+    batch, channels, places, wide, tile = _sizes(target, _CHANNELS)
+    _double[(triton.cdiv(places, tile), batch, triton.cdiv(channels, wide))](
+        x, target, x.shape[3], places, channels, PLACES=tile, WIDE=wide
+    )
 
 
-def _sizes(x: torch.Tensor, numbers: int = _NUMBERS) -> tuple[int, int, int, int, int]:
-    """(batch, channels, places, channels up to a power of two, places of a tile)."""
+def _sizes(x: torch.Tensor, most: int, numbers: int = _NUMBERS) -> tuple[int, int, int, int, int]:
+    """(batch, channels, places, channels and places of a tile), where a tile has no more than `most` channels, up to a
+    power of two."""
     batch, channels = x.shape[:2]
-    wide = triton.next_power_of_2(channels)
+    wide = triton.next_power_of_2(min(channels, most))
     return batch, channels, x.numel() // (batch * channels), wide, max(1, numbers // wide)
