@@ -145,6 +145,11 @@ class RecordedForward:
         self._over[ranks] = _Recordings(history)
         return False
 
+    def recorded_last(self, mesh: Mesh) -> bool:
+        """Whether the kind of call that ran last over the mesh's sequence group is recorded there."""
+        kinds = self._recordings(mesh).kinds
+        return bool(kinds) and kinds[next(reversed(kinds))].recorded
+
     def failed(self, mesh: Mesh) -> bool:
         """Whether a recording failed over the mesh's sequence group since the ranks agreed, on any of them."""
         return not self._recordings(mesh).enabled

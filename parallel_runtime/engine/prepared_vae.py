@@ -53,7 +53,8 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
             may_be = can_be_recorded(weights.network, request.half, state.device) and not request.options
             may_be &= kind in tried and kind not in weights.unrecorded
             # What other recordings hold counts as free elsewhere, and is not.
-            records = may_be and torch.cuda.mem_get_info(state.device)[0] >= _SPARE * needs
+            is_free = kind in weights.replayed or torch.cuda.mem_get_info(state.device)[0] >= _SPARE * needs
+            records = may_be and is_free
         offers = offer_same(_SAME, (type(weights.network).__name__, weights.unit, ranks))
         offers[_FUSED] = int(usable(state.device))
         offers[_TRIED] = int(kind in tried)
@@ -96,6 +97,8 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
             tried.add(kind)
             if weights.recorded.failed(mesh):
                 weights.unrecorded.add(kind)
+            elif agreed[_RECORDED] and weights.recorded.recorded_last(mesh):
+                weights.replayed.add(kind)
         encodes = request.half == "encoder"
         what = "Encoded; devices at work: {count}." if encodes else "Decoded; devices at work: {count}."
         answer = Finished(said(what, count=ranks), held=state.residency.held())

@@ -181,7 +181,7 @@ class Residency:
             network.forget_runs()
         for vae in self._vaes.values():
             assert isinstance(vae.weights, VaeWeights)
-            vae.weights.recorded.clear()
+            vae.weights.forget_runs()
 
     def _networks(self) -> list[Network]:
         return list(dict.fromkeys(each.network for each in self._residents.values() if each.network is not None))

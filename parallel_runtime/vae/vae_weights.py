@@ -74,6 +74,8 @@ class VaeWeights(LoadedWeights):
         self.tried: set[tuple[str, tuple[int, ...]]] = set()
         """Halves and shapes that ran since the weights are here: their memory was there."""
         self.recorded = RecordedPart()
+        self.replayed: set[tuple[str, tuple[int, ...]]] = set()
+        """Those that were recorded, and hold their memory."""
         self.unrecorded: set[tuple[str, tuple[int, ...]]] = set()
         """Those whose recording failed."""
         super().__init__(self._vae, device)
@@ -85,10 +87,15 @@ class VaeWeights(LoadedWeights):
 
     def give_back(self) -> None:
         """Return their memory and that of recordings; whether there is enough for a run is to be tried anew."""
-        self.tried.clear()
-        self.unrecorded.clear()
+        for kinds in (self.tried, self.replayed, self.unrecorded):
+            kinds.clear()
         self.recorded.lose()
         super().give_back()
+
+    def forget_runs(self) -> None:
+        """Let go of what runs have left behind. Every rank of the pool calls it."""
+        self.replayed.clear()
+        self.recorded.clear()
 
 
 def load_vae(file: VaeFile, device: torch.device) -> Any:

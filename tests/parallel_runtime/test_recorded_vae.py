@@ -53,3 +53,20 @@ def test_what_is_recorded_was_seen_on_a_gpu(monkeypatch):
     assert not can_be_recorded(vae_with("of.another", "Decoder"), "decoder", gpu)
     monkeypatch.setenv("PARALLEL_DIT_OFF", "recordings")
     assert not can_be_recorded(wan, "decoder", gpu)
+
+
+@pytest.mark.skipif(COMFYUI is None, reason=HOW)
+def test_an_engine_replays_while_memory_is_there_and_tries_once_what_cannot_be_recorded(tmp_path):
+    given = {"comfyui": str(COMFYUI), "folder": str(tmp_path)}
+    for told in run_ranks(2, "tests.comfyui_vaes.in_engine:decode", given):
+        assert told["same"]
+        assert told["found"] == {
+            "nothing": [1, 4],
+            "a replay": [0, 2],
+            "what runs left was let go": [0, 0],
+            "its weights were away": [1, 4],
+            "what it takes is free no more": [0, 2],
+            "and its recording was let go": [0, 0],
+            "a recording fails": [1, 0],
+            "that, and its weights were away": [1, 0],
+        }
