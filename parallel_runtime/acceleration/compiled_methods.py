@@ -34,7 +34,7 @@ class CompiledMethods:
             that another size needs no new graph, and another batch none but for the step from one row to several.
             Quantised weights are tensors with tensors in them, which torch.compile does not combine with open sizes.
         backend: of torch.compile.
-        numbers: arguments that hold token indices.
+        numbers: arguments that hold token indices, and behind a dot attributes of objects that do.
     """
 
     def __init__(self, plain: bool, backend: str = "inductor", numbers: Sequence[str] = ()):

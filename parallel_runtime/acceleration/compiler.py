@@ -67,7 +67,8 @@ def settings(options: Mapping[str, Any], numbers: Iterable[str] = ()) -> list[Se
     Args:
         options: of its backend. Those of a block come too late for a pass as early as ours in torch 2.6, so they hold
             all around.
-        numbers: arguments that hold token indices; graphs leave these open, as they leave sizes.
+        numbers: arguments that hold token indices, and behind a dot attributes of objects that do; graphs leave these
+            open, as they leave sizes.
     """
     return _usable(
         {
@@ -120,10 +121,11 @@ def _unequal_sizes() -> contextlib.AbstractContextManager[Any]:
 
 
 def _open_numbers(names: Sequence[str]) -> contextlib.AbstractContextManager[Any]:
-    """Token indices are any numbers: an argument that is one, or the first two items of the tuples in a list."""
+    """Token indices are any numbers: what is one, or the first two items of the tuples in a list."""
     import torch.compiler.config
 
-    sources = ",".join(rf"L\['{name}'\](\[\d+\]\[[01]\])?$" for name in names)
+    found = (rf"L\[.*\]\{name}" if name.startswith(".") else rf"L\['{name}'\]" for name in names)
+    sources = ",".join(rf"{each}(\[\d+\]\[[01]\])?$" for each in found)
     return torch.compiler.config.patch(dynamic_sources=sources)  # type: ignore[attr-defined]
 
 

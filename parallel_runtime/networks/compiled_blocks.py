@@ -28,7 +28,7 @@ prompt where they are on disk and 9 where not, and gain 2 % of its steps; of Qwe
 class CompiledBlocks:
     """Runs the forwards of blocks compiled. What is not compiled yet is compiled when it first runs.
 
-    `attention` counts what blocks have exchanged; `numbers` are arguments of blocks that hold token indices.
+    `attention` counts what blocks have exchanged; `numbers` as of `CompiledMethods`.
     """
 
     def __init__(

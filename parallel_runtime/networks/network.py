@@ -75,8 +75,9 @@ class Network:
         """Have the blocks run compiled; each is compiled when it first runs."""
         from .compiled_blocks import CompiledBlocks  # imports much of torch that nothing else needs
 
-        numbers = sorted({each for blocks in lists for each in {*blocks.segments, *blocks.border} - set(blocks.sorts)})
-        self._compiled = CompiledBlocks(network, self._split, self._attend, numbers)
+        numbers = {each for blocks in lists for each in {*blocks.segments, *blocks.border} - set(blocks.sorts)}
+        numbers |= {f".{each}" for blocks in lists for each in blocks.counts}
+        self._compiled = CompiledBlocks(network, self._split, self._attend, sorted(numbers))
 
     def _record(self, probe: Any = None) -> None:
         """Have forwards that repeat become CUDA graphs, on a GPU; see `RecordedForward`."""

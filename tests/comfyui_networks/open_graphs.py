@@ -43,15 +43,7 @@ def graphs(rank: int, world_size: int, comfyui: str, names: list[str], unlike: d
         made = TINY[name]()
         arguments = _rows(next(iter(made.calls.values())), 1)
         x = arguments["x"]
-        described = describe_network(made.network, 0, (x if isinstance(x, torch.Tensor) else x[0]).ndim - 2)
-        assert described.data is not None
-        split = TokenSplit(single_rank_mesh())
-        prepare_network(made.network, described.data, split)
-        eager = functools.partial(compiled_blocks.CompiledBlocks, backend="eager")
-        with mock.patch.object(compiled_blocks, "CompiledBlocks", eager):
-            network = ComfyNetwork(
-                as_held(made, described, split), described, None, "auto", torch.float32, compile=True
-            )
+        network = _traced(made, (x if isinstance(x, torch.Tensor) else x[0]).ndim - 2)
         calls = {
             "one": arguments, "size": _wider(arguments), "text": _longer(arguments), "two": _rows(arguments, 2),
             "three": _rows(arguments, 3),
@@ -66,6 +58,49 @@ def graphs(rank: int, world_size: int, comfyui: str, names: list[str], unlike: d
             found[name]["alone"] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         assert not network._compiled.methods.refused  # type: ignore[union-attr]
     return found
+
+
+def of_lengths(rank: int, world_size: int, comfyui: str) -> dict[str, list[int]]:
+    """Graphs of LTX-2 after each of three sizes and lengths of video and sound, by what has a timestep: all together,
+    each frame (a picture to begin with), and each moment of the sound, too."""
+    use_comfyui(comfyui, {"cpu": True})
+    import torch._dynamo.utils
+
+    from tests.comfyui_networks.catalogue import TINY
+    from tests.comfyui_networks.tiny import noise
+
+    torch.set_grad_enabled(False)
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size) if world_size > 1 else single_rank_mesh()
+    found: dict[str, list[int]] = {"one": [], "frames": [], "sound": []}
+    for kind, graphs in found.items():
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        network = _traced(TINY["ltx-2"](), 3)
+        for frames, rows, columns, moments in ((3, 4, 7, 13), (5, 4, 7, 20), (9, 6, 8, 33)):
+            mask = torch.ones(1, 1, frames, rows, columns)
+            mask[:, :, 0] = 0.0
+            sound = torch.full((1, moments), 0.7) if kind == "sound" else torch.tensor([0.7])
+            call = {
+                "x": [noise(1, 128, frames, rows, columns), noise(1, 8, moments, 16)], "context": noise(1, 9, 96),
+                "timestep": torch.tensor([0.7]), "attention_mask": None, "frame_rate": 25,
+            }  # fmt: skip
+            if kind != "one":
+                call |= {"denoise_mask": mask, "timestep": [0.7 * mask.flatten(1), sound]}
+            run_call(network, mesh, call)
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        assert not network._compiled.methods.refused  # type: ignore[union-attr]
+    return found
+
+
+def _traced(made: Any, dims: int) -> ComfyNetwork:
+    """A network whose blocks are compiled, as far as graphs go."""
+    described = describe_network(made.network, 0, dims)
+    assert described.data is not None
+    split = TokenSplit(single_rank_mesh())
+    prepare_network(made.network, described.data, split)
+    eager = functools.partial(compiled_blocks.CompiledBlocks, backend="eager")
+    with mock.patch.object(compiled_blocks, "CompiledBlocks", eager):
+        return ComfyNetwork(as_held(made, described, split), described, None, "auto", torch.float32, compile=True)
 
 
 def rows_apart(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:

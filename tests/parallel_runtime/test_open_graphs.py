@@ -63,6 +63,14 @@ def test_another_size_another_text_and_a_third_row_need_no_graph_of_any_class(pa
 
 @with_comfyui
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_another_size_or_length_of_video_and_sound_needs_no_graph_of_ltx_2(ranks):
+    for found in run_ranks(ranks, "tests.comfyui_networks.open_graphs:of_lengths", {"comfyui": str(COMFYUI)}):
+        assert found == {kind: [1] * 3 for kind in ("one", "frames", "sound")}
+
+
+@with_comfyui
+@pytest.mark.slow
 def test_rows_go_through_the_graph_of_one_row_until_a_graph_of_several_pays():
     (found,) = run_ranks(1, "tests.comfyui_networks.open_graphs:rows_apart", {"comfyui": str(COMFYUI)})
     assert found["forwards"] == [1, 1, 1, 1, 1, 2, 1, 2]

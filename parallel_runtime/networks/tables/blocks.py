@@ -41,7 +41,9 @@ class Blocks:
         border: argument -> stream: the index of a token.
         sorts: those of `segments` that the block sorts: graphs do not leave their numbers open.
         alike: arguments that are the same for all tokens. What is named a mask may have rows and columns for them.
-        longer: those of `alike` -> a dim that is longer in one call than in another (texts): graphs leave it open.
+        longer: those that are whole -> a dim that is longer in one call than in another (texts, sound): graphs leave it
+            open.
+        counts: attributes of objects among the arguments that number tokens: graphs leave them open.
         cross: submodules whose attention is not over the tokens: their keys are whole on every rank.
         texts: the same of diffusers' classes, whose attention over texts nobody changes: for plans alone.
         gathers: submodules whose queries are whole on every rank, and whose keys are the tokens.
@@ -81,6 +83,7 @@ class Blocks:
     sorts: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()
     longer: Mapping[str, int] = field(default_factory=dict)
+    counts: tuple[str, ...] = ()
     cross: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     gathers: tuple[str, ...] = ()

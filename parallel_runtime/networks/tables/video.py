@@ -26,7 +26,13 @@ _LTX_2 = Blocks(
         "v_context", "a_context", "attention_mask", "a_timestep", "a_pe", "a_cross_pe", "a_cross_scale_shift_timestep",
         "a_cross_gate_timestep", "v_prompt_timestep", "a_prompt_timestep", *OPTIONS,
     ),
-    longer={"v_context": 1, "a_context": 1},
+    longer=dict.fromkeys(
+        (
+            "v_context", "a_context", "x.1", "a_pe", "a_cross_pe", "a_timestep", "a_cross_scale_shift_timestep",
+            "a_cross_gate_timestep",
+        ), 1,
+    ),
+    counts=("num_frames", "patches_per_frame", "intervals"),
 )  # fmt: skip
 
 _COG_VIDEO = Blocks(
