@@ -9,9 +9,9 @@ from typing import Any
 from parallel_runtime.networks.comfyui.module_tree import class_name
 from parallel_runtime.networks.comfyui.node_rules import (
     AROUND_GUIDER,
+    GUIDANCE_RULES,
     GUIDER_RULES,
     SECOND_SCALE,
-    guidance_rule_of,
     rule_of,
 )
 from parallel_runtime.requests.comfyui_code import Guidance, Guider, Scalar
@@ -69,7 +69,7 @@ def _several(functions: Any) -> Iterator[Any]:
 def _read(place: str, function: Any) -> Guidance | None:
     """None where it is made of more than numbers, or of code that ranks do not have."""
     code, held = class_name(function), closure_of(function)
-    rule = guidance_rule_of(code)
+    rule = rule_of(code, GUIDANCE_RULES)
     if rule is None:
         return None
     inside = {name: held.pop(name) for name in rule.functions if name in held}

@@ -66,10 +66,10 @@ def facts_of(transformer: Any, spec: ModelSpec) -> ModelFacts:
 
 @torch.no_grad()
 def run(transformer: Any, family: Family, call: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """One call through the adapter, as the pool makes it."""
-    adapter = family.model.adapter
-    arguments = adapter.to_transformer(**call, config=transformer.config)
-    return adapter.from_transformer(transformer(**arguments, return_dict=False)[0], call["x"])
+    """One call as the pool makes it."""
+    spec = family.model
+    arguments = spec.to_transformer(**call, config=transformer.config)
+    return spec.from_transformer(transformer(**arguments, return_dict=False)[0], call["x"])
 
 
 def _call(x: tuple[int, ...], text: tuple[int, int], scale: float = 1.0, **more: tuple[int, ...] | float) -> Call:

@@ -110,9 +110,9 @@ def diffusers_velocity(transformer: Any, task: Task) -> Velocity:
     given = task.conditioning()
 
     def velocity(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        arguments = FLUX.adapter.to_transformer(
+        arguments = FLUX.to_transformer(
             x.to(task.dtype), sigma, given["context"], task.config, y=given["y"], guidance=given["guidance"]
         )
-        return FLUX.adapter.from_transformer(transformer(**arguments, return_dict=False)[0], x)
+        return FLUX.from_transformer(transformer(**arguments, return_dict=False)[0], x)
 
     return velocity

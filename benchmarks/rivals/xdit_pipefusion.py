@@ -40,7 +40,7 @@ def build(task: Task) -> Engine:
     given = task.conditioning()
 
     def pack_latent(x: torch.Tensor) -> torch.Tensor:
-        arguments = FLUX.adapter.to_transformer(
+        arguments = FLUX.to_transformer(
             x.to(task.dtype), torch.ones(1, device=x.device), given["context"], task.config, guidance=given["guidance"]
         )
         tokens: torch.Tensor = arguments["hidden_states"]
@@ -65,7 +65,7 @@ def build(task: Task) -> Engine:
         dist.broadcast(latent, src=stages - 1)
         for _ in range(steps):
             tick()
-        return FLUX.adapter.from_transformer(latent, x).float()
+        return FLUX.from_transformer(latent, x).float()
 
     settings = f"{get_runtime_state().attention_backend.name} attention, {stages} stages, {stages} patches"
     return Engine(sample, settings)

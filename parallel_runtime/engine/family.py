@@ -59,7 +59,7 @@ class DiffusersFamily(Family):
         self._config = config
 
     def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
-        """RequestError for what the adapter makes no arguments of, and arguments of other widths than the file's."""
+        """RequestError for what the spec makes no arguments of, and arguments of other widths than the file's."""
         spec = self._spec
         context = conditioning.arguments.get("context")
         if not isinstance(context, torch.Tensor) or context.ndim != 3:
@@ -68,6 +68,6 @@ class DiffusersFamily(Family):
         conditioning.check_rows(x.shape[0])
         shapes = conditioning.hollow()
         timestep = torch.zeros(x.shape[0])
-        arguments = spec.adapter.to_transformer(hollow(x), timestep, shapes.context, self._config, **shapes.extras)
+        arguments = spec.to_transformer(hollow(x), timestep, shapes.context, self._config, **shapes.extras)
         spec.check_widths(arguments, self._config)
         return Seen(tuple(conditioning.context.shape), (tuple(x.shape),))

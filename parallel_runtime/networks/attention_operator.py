@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..attention.operators import operator, shapes_of
 from ..attention.rotary import apply_norms
@@ -25,32 +26,26 @@ FUNCTIONS = "comfy.ldm.modules.attention"
 _UNNAMED = {"transformer_options", "_inside_attn_wrapper"}
 """Arguments of a call that are not about the attention itself."""
 
-Parts = list[torch.Tensor]
-"""As `attend_over_peers` gets them."""
+Parts = list[Tensor]  # as `attend_over_peers` gets them
 _NOW = threading.local()
 
 
 @dataclass
 class Traced:
-    """Where the code that is being traced is.
+    """Where the code that is being traced is. Torch's compiler follows what is written here while it traces a block,
+    and leaves it as it was. An object has its attributes from the start: a graph would be made anew once one is no
+    longer the class's."""
 
-    Torch's compiler follows what is written here while it traces a block, and leaves it as it was. An object has its
-    attributes from the start: a graph would be made anew once one is no longer the class's.
-    """
-
-    where: str = ""
-    """Inside of which submodule of its block (Blocks.cross, Blocks.gathers)."""
-    in_order: bool = False
-    """Operators of the block keep their order, though none needs what another gives."""
-    last: torch.Tensor | None = None
-    """What the one before gave, where they do."""
+    where: str = ""  # inside of which submodule of its block (Blocks.cross, Blocks.gathers)
+    in_order: bool = False  # operators of the block keep their order, though none needs what another gives
+    last: Tensor | None = None  # what the one before gave, where they do
 
 
 TRACED = Traced()
 
 
 @contextmanager
-def attending(attention: Callable[..., torch.Tensor], over_peers: Callable[..., Any] | None = None) -> Iterator[None]:
+def attending(attention: Callable[..., Tensor], over_peers: Callable[..., Any] | None = None) -> Iterator[None]:
     """Inside, in this thread, operators of compiled blocks attend so; see `BlockAttention.at` and `over_peers`."""
     with replaced(_NOW, "attention", attention), replaced(_NOW, "over_peers", over_peers):
         yield
@@ -72,9 +67,7 @@ def in_order(forward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def attend_by_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
-) -> torch.Tensor:
+def attend_by_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """What diffusers' processors call (attention/rebind.py): tensors are (batch, tokens, heads, head dim)."""
     heads = query.shape[2]
     q, k, v = (each.transpose(1, 2) for each in (query, key, value))
@@ -85,34 +78,23 @@ def attend_by_kernel(
     return attended.unflatten(2, (heads, -1))
 
 
-def the_kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+def the_kernel(*args: Any, **kwargs: Any) -> Tensor:
     """Stands for the kernel that `BlockAttention` has, where a function of ComfyUI's would be named."""
     raise NotImplementedError
 
 
 def through_operator(
-    function: Callable[..., torch.Tensor],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    heads: int,
-    mask: torch.Tensor | None = None,
-    attn_precision: torch.dtype | None = None,
-    skip_reshape: bool = False,
-    skip_output_reshape: bool = False,
+    function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None = None,
+    attn_precision: torch.dtype | None = None, skip_reshape: bool = False, skip_output_reshape: bool = False,
     **kwargs: Any,
-) -> torch.Tensor:
-    """The call of a block that is being traced; see `BlockAttention`.
-
-    Raises:
-        ValueError: a call that the operator cannot carry: the block is not compiled.
-    """
+) -> Tensor:  # fmt: skip
+    """The call of a block that is being traced. ValueError: the operator cannot carry it, the block is not compiled."""
     others = {name: value for name, value in kwargs.items() if name not in _UNNAMED and value is not None}
     scale, gqa = others.pop("scale", None), bool(others.pop("enable_gqa", False))
     low_precision = bool(others.pop("low_precision_attention", True))
     if others or (function.__module__ != FUNCTIONS and function is not the_kernel):
         raise ValueError("attention with arguments that are not known here")
-    made: torch.Tensor = torch.ops.parallel_dit.block_attention.default(
+    made: Tensor = torch.ops.parallel_dit.block_attention.default(
         q, k, v, heads, mask, function.__name__, TRACED.where, attn_precision, skip_reshape, skip_output_reshape,
         scale, gqa, low_precision, TRACED.last,
     )  # fmt: skip
@@ -128,30 +110,17 @@ def through_operator(
     " -> Tensor",
 )
 def block_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    heads: int,
-    mask: torch.Tensor | None,
-    function: str,
-    where: str,
-    precision: torch.dtype | None,
-    skip_reshape: bool,
-    skip_output_reshape: bool,
-    scale: float | None,
-    gqa: bool,
-    low_precision: bool,
-    after: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """What the thread's attention gives, token by token in memory, and no view of an argument; `after` is not read, but
-    has to be there before."""
-    named: dict[str, Any] = {"scale": scale} if scale is not None else {}
+    q, k, v, heads, mask, function, where, precision, skip_reshape, skip_output_reshape, scale, gqa, low_precision,
+    after=None,
+):  # fmt: skip
+    """What the thread's attention gives, token by token in memory, and no view of an argument; `after` goes before."""
+    named = {"scale": scale} if scale is not None else {}
     if gqa:
         named["enable_gqa"] = True
     if not low_precision:
         named["low_precision_attention"] = False
     attend = the_kernel if function == the_kernel.__name__ else getattr(importlib.import_module(FUNCTIONS), function)
-    made: torch.Tensor = _NOW.attention(
+    made = _NOW.attention(
         getattr(attend, "__wrapped__", attend), where, q, k, v, heads, mask=mask, attn_precision=precision,
         skip_reshape=skip_reshape, skip_output_reshape=skip_output_reshape, **named,
     )  # fmt: skip
@@ -172,42 +141,26 @@ def _(q, k, v, heads, mask, function, where, precision, skip_reshape, skip_outpu
     " str function, ScalarType? precision, float? scale, bool low_precision) -> Tensor",
 )
 def block_attention_of_parts(
-    queries: Parts,
-    keys: Parts,
-    values: Parts,
-    norms: Parts,
-    eps: float,
-    beside: Parts,
-    heads: int,
-    function: str,
-    precision: torch.dtype | None,
-    scale: float | None,
-    low_precision: bool,
-) -> torch.Tensor:
-    """The same with the norms and the rotary embedding before it, and with what a block makes of it.
+    queries, keys, values, norms, eps, beside, heads, function, precision, scale, low_precision
+):
+    """The same with the norms and the rotary embedding before it, and with what a block makes of it: attended values
+    (batch, tokens, heads * head dim); with `beside` the last layer's (batch, tokens, width).
 
     Passes make it (acceleration/attention_pass.py). What of it is one kernel, or goes on while tensors travel, is
     decided where it runs, by what the ranks are: see `attend_over_peers` for the arguments.
-
-    Returns:
-        Attended values (batch, tokens, heads * head dim); with `beside` the last layer's (batch, tokens, width).
     """
-    made: torch.Tensor | None
     if _NOW.over_peers and (made := _NOW.over_peers(queries, keys, values, norms, eps, beside, scale)) is not None:
         return made
     ours = torch.ops.parallel_dit
     query, key = apply_norms(queries, keys, norms, eps)
     value = values[0] if len(values) == 1 else torch.cat(values, 1)
     q, k, v = (each.transpose(1, 2) for each in (query, key, value))
-    attended: torch.Tensor = block_attention(
-        q, k, v, heads, None, function, "", precision, True, False, scale, False, low_precision
-    )
+    attended = block_attention(q, k, v, heads, None, function, "", precision, True, False, scale, False, low_precision)
     if not beside:
         return attended
     x, hidden_weight, hidden_bias, weight, bias = beside
     hidden = ours.linear_gelu.default(x, hidden_weight, hidden_bias)
-    output: torch.Tensor = ours.linear_of_parts.default([attended, hidden], weight, bias)
-    return output
+    return ours.linear_of_parts.default([attended, hidden], weight, bias)
 
 
 @shapes_of(block_attention_of_parts)

@@ -13,16 +13,12 @@ from .shares import Streams
 from .tables.blocks import Blocks
 from .token_split import take
 
-POSITIONAL = inspect.Parameter.VAR_POSITIONAL
 KEYWORD = inspect.Parameter.VAR_KEYWORD
 
 
 class BlockCall:
-    """Reads and replaces arguments; what comes out of `args` and `kwargs` is the call as it is then.
-
-    Args:
-        positional: names for *args, in a signature that has nothing else (Blocks.positional).
-    """
+    """Reads and replaces arguments; what comes out of `args` and `kwargs` is the call as it is then. `positional` are
+    names for *args, in a signature that has nothing else (Blocks.positional)."""
 
     def __init__(
         self, signature: inspect.Signature, positional: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -32,9 +28,8 @@ class BlockCall:
         kinds = {each.kind: each.name for each in signature.parameters.values()}
         given = self._bound.arguments
         self._others: dict[str, Any] = given[kinds[KEYWORD]] if KEYWORD in kinds else {}
-        self._list = kinds.get(POSITIONAL)
-        listed = () if self._list is None else zip(positional, given[self._list], strict=True)
-        self._listed: dict[str, Any] = dict(listed)
+        self._list = kinds.get(inspect.Parameter.VAR_POSITIONAL, "")
+        self._listed = dict(zip(positional, given[self._list], strict=True)) if self._list else {}
 
     @property
     def others(self) -> set[str]:
@@ -44,16 +39,12 @@ class BlockCall:
     @property
     def args(self) -> tuple[Any, ...]:
         """Positional arguments."""
-        return tuple(self._listed.values()) if self._list is not None else self._bound.args
+        return tuple(self._listed.values()) if self._list else self._bound.args
 
     @property
     def kwargs(self) -> dict[str, Any]:
         """Arguments by name."""
-        if self._list is None:
-            return self._bound.kwargs
-        given = self._bound.arguments.items()
-        named = {name: value for name, value in given if name != self._list and value is not self._others}
-        return named | self._others
+        return self._bound.kwargs
 
     def _holder(self, base: str) -> MutableMapping[str, Any]:
         return next((each for each in (self._listed, self._others) if base in each), self._bound.arguments)
@@ -137,23 +128,13 @@ _OWN_OBJECT: Mapping[str, Callable[[Any, int, Intervals], Any]] = {
     _GUIDES: _guide_mask,
     "comfy.ldm.lightricks.av_model:CompressedTimestep": _timestep,
 }
-"""Class -> what makes the object for the tokens in the intervals, of so many.
-
-They raise a ValueError where the object is for another number of tokens.
-"""
-
-
-Joined = dict[Any, tuple[torch.Tensor, torch.Tensor]]
-"""(tensor's id, dim, intervals) -> it and its share."""
+"""Class -> what makes the object for the tokens in the intervals, of so many; ValueError for another number."""
+Joined = dict[Any, tuple[torch.Tensor, torch.Tensor]]  # (tensor's id, dim, intervals) -> it and its share
 GRID = 3
 
 
 class OwnArguments:
-    """Cuts the arguments of a call by the data.
-
-    Args:
-        unlike: makes the error for an argument that is not as the data says.
-    """
+    """Cuts the arguments of a call by the data; `unlike` makes the error for one that is not as the data says."""
 
     def __init__(self, blocks: Blocks, unlike: Callable[[str], Exception]):
         self._blocks = blocks
@@ -171,11 +152,7 @@ class OwnArguments:
         return found
 
     def cut(self, call: BlockCall, whole: Mapping[str, torch.Tensor], streams: Streams, joined: Joined) -> None:
-        """Leave this rank's share in the arguments.
-
-        Args:
-            joined: shares that are copies, which the next block may have as they are.
-        """
+        """Leave this rank's share in the arguments; `joined` are copies that the next block may have as they are."""
         blocks = self._blocks
         joint = streams.intervals()
         shares = {name: streams.only(index) for index, name in enumerate(whole)}

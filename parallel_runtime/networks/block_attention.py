@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..attention.kernels import AttentionKernel
 from ..errors import UnsupportedModelError, first_line
@@ -23,21 +24,16 @@ log = logging.getLogger(__name__)
 _EXACT = {"attention_pytorch", "attention_flash", "attention_xformers"}
 """ComfyUI's functions that compute attention as it is, in the type of what they get: a faster kernel may stand for
 them. Others round more, as ComfyUI was asked to (SageAttention, int8), or less."""
-_SMALL = 1 << 17
-"""Numbers in a query that no kernel is worth a choice for."""
+_SMALL = 1 << 17  # numbers in a query that no kernel is worth a choice for
 
 
 @dataclass(frozen=True)
 class Suited:
-    """Attention that a kernel was tried for; see `resolve_kernel`.
-
-    Args:
-        chosen: the artist asked for this kernel, so it stands for any function of ComfyUI's.
-    """
+    """Attention that a kernel was tried for; see `resolve_kernel`."""
 
     dtype: torch.dtype
     head_dim: int
-    chosen: bool
+    chosen: bool  # the artist asked for this kernel, so it stands for any function of ComfyUI's
 
     def fits(self, asked: _Asked) -> bool:
         """Whether the kernel may stand for a function of ComfyUI's."""
@@ -46,67 +42,59 @@ class Suited:
         return self.chosen or (asked.q.numel() >= _SMALL and asked.function.__name__ in _EXACT)
 
 
-@dataclass
 class _Asked:
     """A call of ComfyUI's attention; see comfy.ldm.modules.attention for the arguments."""
 
-    function: Callable[..., torch.Tensor]
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    heads: int
-    mask: torch.Tensor | None
-    how: Mapping[str, Any]
+    def __init__(
+        self, function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None = None,
+        attn_precision: Any = None, skip_reshape: bool = False, skip_output_reshape: bool = False, **more: Any,
+    ):  # fmt: skip
+        self.function, self.q, self.k, self.v, self.heads, self.mask = function, q, k, v, heads, mask
+        self.how = {"attn_precision": attn_precision, "skip_reshape": skip_reshape, **more}
+        self.how["skip_output_reshape"] = skip_output_reshape
 
     @property
     def width(self) -> int:
         """Of a head."""
         return self.q.shape[3] if self.how["skip_reshape"] else self.q.shape[2] // self.heads
 
-    def own(self) -> torch.Tensor:
+    def own(self) -> Tensor:
         """What the function gives."""
         return self.function(self.q, self.k, self.v, self.heads, mask=self.mask, **self.how)
 
-    def by_tokens(self) -> tuple[torch.Tensor, ...]:
+    def by_tokens(self) -> tuple[Tensor, ...]:
         """Queries, keys and values as (B, N, heads, D)."""
         if self.how["skip_reshape"]:
             return tuple(each.transpose(1, 2) for each in (self.q, self.k, self.v))
         return tuple(each.flatten(2).unflatten(2, (-1, self.width)) for each in (self.q, self.k, self.v))
 
-    def as_asked(self, attended: torch.Tensor) -> torch.Tensor:
+    def as_asked(self, attended: Tensor) -> Tensor:
         """Attended values (B, N, heads, D) in the layout that the call asks for."""
         return attended.transpose(1, 2) if self.how["skip_output_reshape"] else attended.flatten(2)
 
 
 class BlockAttention:
-    """What stands in `transformer_options["optimized_attention_override"]`.
-
-    Args:
-        kernel: attends where tokens are shared out, and elsewhere where it is `suited` and there is no mask; else
-            ComfyUI's own function does.
-        suited: None: never elsewhere.
-    """
+    """What stands in `transformer_options["optimized_attention_override"]`: the kernel attends where tokens are shared
+    out, and elsewhere where it is `suited` (None: nowhere) and there is no mask; else ComfyUI's own function does."""
 
     def __init__(self, kernel: AttentionKernel, split: TokenSplit, suited: Suited | None = None):
-        self._split = split
+        self.split = split
         self._kernel = kernel
         self._suited = suited
-        self.calls = 0
-        """That compiled blocks have made."""
+        self.calls = 0  # that compiled blocks have made
 
-    def at(self, function: Callable[..., torch.Tensor], where: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def at(self, function: Callable[..., Tensor], where: str, *args: Any, **kwargs: Any) -> Tensor:
         """What a compiled block calls, `where` "cross" or "gathers" where that field of the block's data names the
         submodule that is running; the others as ComfyUI's override gets them."""
         self.calls += 1
-        with {"cross": self._split.outside, "gathers": self._split.gathering}.get(where, nullcontext)():
+        with {"cross": self.split.outside, "gathers": self.split.gathering}.get(where, nullcontext)():
             return self(function, *args, **kwargs)
 
     def over_peers(
         self, queries: Parts, keys: Parts, values: Parts, norms: Parts, eps: float, beside: Parts, scale: float | None
-    ) -> torch.Tensor | None:
-        """What a compiled block calls first; see `attend_over_peers`. (batch, own tokens, width); None where heads go
-        another way, or nowhere."""
-        split, tokens = self._split, self._split.tokens
+    ) -> Tensor | None:
+        """As `attend_over_peers`, (batch, own tokens, width); None where heads go another way, or nowhere."""
+        split, tokens = self.split, self.split.tokens
         if split.streams is None or split.alone is not None or split.whole_queries or split.gathers_keys or split.kept:
             return None
         buffers, peers = tokens.buffers, tokens.peers
@@ -115,60 +103,40 @@ class BlockAttention:
         if queries[0].shape[2] % tokens.degree or not is_on("blocks"):
             return None
         self.calls += 1
-        attended: torch.Tensor = torch.ops.parallel_dit.peer_attention.default(
+        attended: Tensor = torch.ops.parallel_dit.peer_attention.default(
             queries, keys, values, norms, eps, beside, buffers.memory, buffers.shape, buffers.table, buffers.group,
             peers.kernel, scale,
         )  # fmt: skip
         return attended if beside else attended.flatten(2)
 
-    def __call__(
-        self,
-        function: Callable[..., torch.Tensor],
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        heads: int,
-        mask: torch.Tensor | None = None,
-        attn_precision: Any = None,
-        skip_reshape: bool = False,
-        skip_output_reshape: bool = False,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        """Attend as `function` would to the whole; see comfy.ldm.modules.attention for the arguments.
-
-        Queries, keys and values are (B, heads, N, D) with `skip_reshape`, else (B, N, heads * D) or (B, N, heads, D);
-        the result is likewise, by `skip_output_reshape`.
-        """
+    def __call__(self, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Attend as `function` would to the whole; see comfy.ldm.modules.attention for the arguments. Queries, keys and
+        values are (B, heads, N, D) with `skip_reshape`, else (B, N, heads * D) or (B, N, heads, D); the result is
+        likewise, by `skip_output_reshape`."""
         if torch.compiler.is_compiling():
-            return through_operator(
-                function, q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs
-            )  # fmt: skip
-        if function is the_kernel:
-            function = self._by_kernel
-        how = {"attn_precision": attn_precision, "skip_reshape": skip_reshape, **kwargs}
-        how["skip_output_reshape"] = skip_output_reshape
-        asked = _Asked(function, q, k, v, heads, mask, how)
-        split, streams = self._split, self._split.streams
+            return through_operator(function, *args, **kwargs)
+        return self._attend(_Asked(self._by_kernel if function is the_kernel else function, *args, **kwargs))
+
+    def _attend(self, asked: _Asked) -> Tensor:
+        split, streams, mask = self.split, self.split.streams, asked.mask
         if streams is None:
             return self._over_own(asked)
-        dim = 2 if skip_reshape else 1
+        dim, q, k, v = 2 if asked.how["skip_reshape"] else 1, asked.q, asked.k, asked.v
         if split.alone is not None and k.shape[dim] == streams.own[split.alone]:
             with split.running(streams.only(split.alone), k.shape[0], k.device):
-                return self(function, q, k, v, heads, mask, **how)
+                return self._attend(asked)
         own = sum(streams.own)
         pieces = split.whole_queries or split.gathers_keys or split.kept > 0
         if k.shape[dim] != split.kept + own or (q.shape[dim] != own and not pieces):
-            raise ValueError(
-                f"attention over {q.shape[dim]} queries and {k.shape[dim]} keys, where this rank has {own} tokens"
-            )
+            counts = f"{q.shape[dim]} queries and {k.shape[dim]} keys"
+            raise ValueError(f"attention over {counts}, where this rank has {own} tokens")
         if mask is not None and mask.ndim < 4:  # to (B or 1, heads or 1, queries or 1, keys)
             mask = mask[None, None] if mask.ndim == 2 else mask[:, None]
         asked.mask = mask
         if split.patch is not None:
             if pieces or (mask is not None and (mask.shape[2] > 1 or mask.shape[3] != streams.total)):
-                raise UnsupportedModelError(
-                    "With this input the network masks single tokens, which stages cannot.", "Set stages to 1."
-                )
+                what = "With this input the network masks single tokens, which stages cannot."
+                raise UnsupportedModelError(what, "Set stages to 1.")
             asked.k, asked.v = split.patch.whole(k, v, dim, streams, split.gather)
             return self._over_own(asked)
         if pieces or (mask is not None and mask.shape[2] > 1):
@@ -178,10 +146,10 @@ class BlockAttention:
         query, key, value = asked.by_tokens()
         if key.shape[2] != query.shape[2]:  # heads of keys that serve several heads of queries
             key, value = (each.repeat_interleave(query.shape[2] // each.shape[2], 2) for each in (key, value))
-        attended = split.tokens.attend(self._kernel, query, key, value, mask, kwargs.get("scale"))
+        attended = split.tokens.attend(self._kernel, query, key, value, mask, asked.how.get("scale"))
         return asked.as_asked(attended)
 
-    def _over_own(self, asked: _Asked) -> torch.Tensor:
+    def _over_own(self, asked: _Asked) -> Tensor:
         """Attention over what is given, which needs no other rank: by the kernel where it suits, else ComfyUI's."""
         if self._suited is None or not self._suited.fits(asked):
             return asked.own()
@@ -199,23 +167,15 @@ class BlockAttention:
             return asked.own()
         return asked.as_asked(attended)
 
-    def _by_kernel(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        heads: int,
-        mask: torch.Tensor | None = None,
-        scale: float | None = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        """What stands behind `the_kernel`: (B, heads, N, D) -> (B, N, heads * D)."""
-        query, key, value = (each.transpose(1, 2) for each in (q, k, v))
-        return self._kernel.attend(query, key, value, mask, scale).flatten(2)
+    def _by_kernel(self, *args: Any, **kwargs: Any) -> Tensor:
+        """What stands behind `the_kernel`."""
+        asked = _Asked(the_kernel, *args, **kwargs)
+        query, key, value = asked.by_tokens()
+        return asked.as_asked(self._kernel.attend(query, key, value, asked.mask, asked.how.get("scale")))
 
-    def _over_gathered_keys(self, asked: _Asked, dim: int) -> torch.Tensor:
+    def _over_gathered_keys(self, asked: _Asked, dim: int) -> Tensor:
         """With whole keys on every rank, as a mask of queries and keys, whole queries, or pieces of them ask for."""
-        split, streams, k, v = self._split, self._split.streams, asked.k, asked.v
+        split, streams, k, v = self.split, self.split.streams, asked.k, asked.v
         assert streams is not None
         if (mask := asked.mask) is not None:
             if mask.shape[3] == sum(streams.own) != streams.total:

@@ -14,10 +14,10 @@ from ..acceleration.compiled_methods import CompiledMethods, Varying
 from .block_attention import BlockAttention
 from .gguf_layers import GgufLayer
 from .quantised_layers import QuantisedLayer
-from .token_split import TokenSplit
 
 log = logging.getLogger(__name__)
 
+_Quantised = QuantisedLayer | GgufLayer
 _ROOM = "graphs that blocks may still get"
 _APART = 100
 """Forwards of several rows that go row by row before they get graphs of their own. Those take 4 s of FLUX.1's next
@@ -26,24 +26,14 @@ prompt where they are on disk and 9 where not, and gain 2 % of its steps; of Qwe
 
 
 class CompiledBlocks:
-    """Runs the forwards of blocks compiled. What is not compiled yet is compiled when it first runs.
-
-    `attention` counts what blocks have exchanged; `numbers` as of `CompiledMethods`.
-    """
+    """Runs the forwards of blocks compiled, each when it first runs. `attention` counts what blocks have exchanged;
+    `numbers` as of `CompiledMethods`."""
 
     def __init__(
-        self,
-        network: nn.Module,
-        split: TokenSplit,
-        attention: BlockAttention,
-        numbers: Sequence[str] = (),
-        backend: str = "inductor",
+        self, network: nn.Module, attention: BlockAttention, numbers: Sequence[str] = (), backend: str = "inductor"
     ):
-        self._split = split
         self._attention = attention
-        self._quantised: weakref.WeakKeyDictionary[nn.Module, list[QuantisedLayer | GgufLayer]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._quantised: weakref.WeakKeyDictionary[nn.Module, list[_Quantised]] = weakref.WeakKeyDictionary()
         self.methods = CompiledMethods(is_plain(network), backend, numbers)
         self.in_use = True
         self.before_compiling: Callable[[], None] = lambda: None
@@ -54,11 +44,8 @@ class CompiledBlocks:
 
     def rows_go_apart(self, rows: int, begins: bool) -> bool:
         """A forward of so many rows comes; whether they go one by one: where the graphs of one row are made and those
-        of several are not, until that has been so often that they pay.
-
-        Args:
-            begins: a run does. In the middle of one the ranks do not vote on what fails: there it stays as it is.
-        """
+        of several are not, until that has been so often that they pay. Unless a run `begins` it stays as it is: in the
+        middle of one the ranks do not vote on what fails."""
         if not self.in_use or self.methods.refused:
             return False
         if rows == 1:
@@ -101,17 +88,16 @@ class CompiledBlocks:
         attended = self._attention.calls
         # The other ranks went on after an exchange: the pool ends, and does not wait for them a second time. Of a
         # latent patch attention has kept the keys.
-        alone = self._split.degree == 1 and self._split.patch is None
-        return self.methods.call(
-            forward, args, kwargs, varying, may_repeat=lambda: alone or self._attention.calls == attended
-        )
+        split = self._attention.split
+        alone = split.degree == 1 and split.patch is None
+        return self.methods.call(forward, args, kwargs, varying, lambda: alone or self._attention.calls == attended)
 
-    def _quantised_in(self, forward: Callable[..., Any]) -> Sequence[QuantisedLayer | GgufLayer]:
+    def _quantised_in(self, forward: Callable[..., Any]) -> Sequence[_Quantised]:
         block = getattr(forward, "__self__", None)
         if not isinstance(block, nn.Module):
             return ()
         if block not in self._quantised:
-            self._quantised[block] = [each for each in block.modules() if isinstance(each, QuantisedLayer | GgufLayer)]
+            self._quantised[block] = [each for each in block.modules() if isinstance(each, _Quantised)]
         return self._quantised[block]
 
 
@@ -120,6 +106,6 @@ def is_plain(network: nn.Module) -> bool:
     return all(
         type(each.data).__name__ == "Tensor" and each.dtype.is_floating_point
         for module in network.modules()
-        if not isinstance(module, (QuantisedLayer, GgufLayer))
+        if not isinstance(module, _Quantised)
         for each in module.parameters(recurse=False)
     )

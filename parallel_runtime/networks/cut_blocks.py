@@ -118,16 +118,15 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.shape == other.shape
 
 
-class WholeBlock:
-    """The forward of one block that every rank computes whole."""
+def keep_whole(block: nn.Module, split: TokenSplit) -> None:
+    """Have every rank compute a block whole, compiled where blocks are."""
+    forward = block.forward
 
-    def __init__(self, block: nn.Module, split: TokenSplit):
-        self._forward = block.forward
-        self._split = split
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        run = split.run_block
+        return forward(*args, **kwargs) if run is None else run(forward, args, kwargs, _all_tokens)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        run = self._split.run_block
-        return self._forward(*args, **kwargs) if run is None else run(self._forward, args, kwargs, _all_tokens)
+    block.forward = whole
 
 
 def _all_tokens(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, int]]:
@@ -216,9 +215,8 @@ class CutBlock:
         if self._split.functions:
             call = BlockCall(self.signature, self.blocks.positional, args, kwargs)
             if options := call["transformer_options"]:
-                call["transformer_options"] = {
-                    name: options[name] for name in options if name not in (*FUNCTIONS, SIGMAS)
-                }
+                left_out = (*FUNCTIONS, SIGMAS)
+                call["transformer_options"] = {name: options[name] for name in options if name not in left_out}
             args, kwargs = call.args, call.kwargs
         return run(self._forward, args, kwargs, self._varying)
 
@@ -228,11 +226,8 @@ class CutBlock:
         call = BlockCall(self.signature, blocks.positional, args, kwargs)
         rows = {name: dim for name, (_, dim) in blocks.rows.items()}
         dims = {**blocks.tokens, **blocks.joint, **blocks.longer, **rows}
-        sizes = [
-            (call[name], dim + further)
-            for name, dim in dims.items()
-            for further in range(GRID if name in blocks.grids else 1)
-        ]
+        lengths = {name: GRID if name in blocks.grids else 1 for name in dims}
+        sizes = [(call[name], dim + further) for name, dim in dims.items() for further in range(lengths[name])]
         masks = [(call[name], dim) for name in blocks.alike if name.endswith("mask") for dim in (-2, -1)]
         return sizes + masks + [(call[name], 0) for name in blocks.segments]
 

@@ -11,13 +11,8 @@ import triton
 import triton.language as tl
 
 LAYOUTS = {
-    "Q4_0": (32, 18),
-    "Q5_0": (32, 22),
-    "Q8_0": (32, 34),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-}
+    "Q4_0": (32, 18), "Q5_0": (32, 22), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+}  # fmt: skip
 """Types that the kernel knows: numbers of a block, and its bytes."""
 _STEP = 1024
 

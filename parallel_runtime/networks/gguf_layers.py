@@ -6,7 +6,6 @@ a CPU, rarer types) the pack's own function computes; a weight with patches besi
 
 from __future__ import annotations
 
-import functools
 import importlib
 import operator
 from collections.abc import Callable
@@ -41,11 +40,11 @@ class GgufLayer(nn.Module):
             self.look_inside()
         if self.stored is None or args or kwargs:
             return super().forward(input, *args, **kwargs)
-        weight = self.stored.to(input.dtype)
         if self.scheme:
-            weight = torch.ops.parallel_dit.gguf_weight.default(
-                self.stored, self.scheme, self.rows, self.columns, input.dtype
-            )
+            make = torch.ops.parallel_dit.gguf_weight.default
+            weight = make(self.stored, self.scheme, self.rows, self.columns, input.dtype)
+        else:
+            weight = self.stored.to(input.dtype)
         return F.linear(input, weight, None if self.added is None else self.added.to(input.dtype))
 
     def look_inside(self) -> None:
@@ -95,21 +94,14 @@ def _scheme(layer: Any, kind: Any) -> str:
     return scheme
 
 
-@functools.cache
-def _kernel(device: str, kind: str) -> Callable[..., torch.Tensor] | None:
-    if device != "cuda":
-        return None
-    from .gguf_kernel import LAYOUTS, dequantise
-
-    return dequantise if kind in LAYOUTS else None
-
-
 @operators.operator("gguf_weight", "(Tensor stored, str scheme, int rows, int columns, ScalarType dtype) -> Tensor")
 def gguf_weight(stored: torch.Tensor, scheme: str, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """The numbers of a weight, (rows, columns), as the pack makes them: in float16, then of the type."""
-    kind = scheme.rpartition(":")[2]
-    if (dequantise := _kernel(stored.device.type, kind)) is not None:
-        return dequantise(stored, kind, rows, columns, dtype)
+    if stored.device.type == "cuda":
+        from .gguf_kernel import LAYOUTS, dequantise
+
+        if (kind := scheme.rpartition(":")[2]) in LAYOUTS:
+            return dequantise(stored, kind, rows, columns, dtype)
     return _FUNCTIONS[scheme](stored, (rows, columns)).to(dtype).contiguous()
 
 

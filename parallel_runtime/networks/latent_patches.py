@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
+from torch import Tensor
 
 from ..errors import UnsupportedModelError
 from ..mesh.mesh import Mesh
@@ -18,16 +19,11 @@ from .tables.blocks import Blocks
 
 @dataclass(frozen=True)
 class Patch:
-    """A band of the latent, and its tokens.
-
-    Args:
-        rows: (start, stop) in the latent whose dims between channels and columns are flattened to one.
-        tokens: (start, stop) in the image tokens of the whole latent.
-    """
+    """A band of the latent, and its tokens."""
 
     index: int
-    rows: tuple[int, int]
-    tokens: tuple[int, int]
+    rows: tuple[int, int]  # (start, stop) in the latent whose dims between channels and columns are flattened to one
+    tokens: tuple[int, int]  # (start, stop) in the image tokens of the whole latent
 
     @property
     def has_text(self) -> bool:
@@ -41,13 +37,9 @@ class Patch:
 
 
 def cut_patches(latent: Sequence[int], patch_size: int, patches: int) -> tuple[Patch, ...]:
-    """Cut a latent into bands of whole token rows, as equal as can be. Plans have no more patches than there are rows,
-    and one of a video whose height the patch size does not divide (planning/wish.py).
-
-    Args:
-        latent: shape (batch, channels, height, width), or (batch, channels, frames, height, width): then the bands
-            run through frames × height.
-    """
+    """Cut a latent of shape (batch, channels, [frames,] height, width) into bands of whole token rows, as equal as can
+    be, which run through frames × height. Plans have no more patches than there are rows, and one of a video whose
+    height the patch size does not divide (planning/wish.py)."""
     *frames, height, width = latent[2:]
     token_rows = math.prod(frames) * -(-height // patch_size)
     columns = -(-width // patch_size)
@@ -60,9 +52,8 @@ def cut_patches(latent: Sequence[int], patch_size: int, patches: int) -> tuple[P
     )
 
 
-KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-Gather = Callable[[torch.Tensor, int, int], torch.Tensor]
-"""(this rank's tokens, their dim, how many all ranks have) -> all of them."""
+KeysAndValues = tuple[Tensor, Tensor]
+Gather = Callable[[Tensor, int, int], Tensor]  # (this rank's tokens, their dim, how many all ranks have) -> all of them
 
 
 class LatentPatch:
@@ -91,16 +82,12 @@ class LatentPatch:
         self._layers = []
 
     @property
-    def kept(self) -> list[torch.Tensor]:
+    def kept(self) -> list[Tensor]:
         """Keys and values that are here."""
         return [each for layers in self._kept.values() for both in layers for each in both]
 
     def share_out(self, blocks: Blocks, lengths: Mapping[str, int], mesh: Mesh) -> Streams:
-        """The patch's tokens of the streams of a block.
-
-        Raises:
-            UnsupportedModelError: the latent's stream has other tokens than the latent.
-        """
+        """The patch's tokens of a block's streams. UnsupportedModelError where the latent's has others than it."""
         if not self._image:  # the first list that runs has the latent's tokens by themselves
             self._image = lengths[blocks.latent]
             if self._image < self._tokens or (self._image > self._tokens and not self._behind):
@@ -132,11 +119,8 @@ class LatentPatch:
         start = before + patch.tokens[0] if patch.index else 0
         return start, length if patch.tokens[1] == self._tokens else before + patch.tokens[1]
 
-    def whole(
-        self, key: torch.Tensor, value: torch.Tensor, dim: int, streams: Streams, gather: Gather
-    ) -> KeysAndValues:
-        """Keys and values of all tokens: the patch's as they are given, the others as they were kept. Collective over
-        the sequence group."""
+    def whole(self, key: Tensor, value: Tensor, dim: int, streams: Streams, gather: Gather) -> KeysAndValues:
+        """Keys and values of all tokens: the patch's as given, others as kept. Collective over the sequence group."""
         if len(streams.sizes[0]) > 1:
             key, value = join_both(key, value, lambda own: _whole(own, dim, streams, gather))
         layer, self._layer = self._layer, self._layer + 1
@@ -155,8 +139,7 @@ class LatentPatch:
         return kept
 
 
-def _whole(own: torch.Tensor, dim: int, streams: Streams, gather: Gather) -> torch.Tensor:
+def _whole(own: Tensor, dim: int, streams: Streams, gather: Gather) -> Tensor:
     parts = zip(own.split(streams.own, dim), streams.spans(), streams.shared, strict=True)
-    return torch.cat(
-        [gather(part, dim, stop - start) if shared else part for part, (start, stop), shared in parts], dim
-    )
+    whole = [gather(part, dim, stop - start) if shared else part for part, (start, stop), shared in parts]
+    return torch.cat(whole, dim)

@@ -16,8 +16,7 @@ from torch import nn
 
 
 def find_modules(transformer: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Module]:
-    """Return the modules whose paths ("transformer_blocks.3.attn") are like any of the patterns
-    ("transformer_blocks.*.attn"), as the transformer orders them."""
+    """The modules whose paths ("blocks.3.attn") are like any of the patterns ("blocks.*.attn"), in their order."""
     wanted = [(pattern, pattern.count(".")) for pattern in patterns]  # a star stands for one name alone
     return {
         path: module
@@ -30,10 +29,9 @@ class Pulse:
     """How far a device is. One for all models of a rank, for as long as it lives: recordings write into it."""
 
     def __init__(self, device: torch.device):
-        self._on_gpu: torch.Tensor | None = None
-        self._count = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
-        if device.type == "cuda":
-            self._on_gpu = torch.zeros(1, dtype=torch.int64, device=device)
+        on_gpu = device.type == "cuda"
+        self._count = torch.zeros(1, dtype=torch.int64, pin_memory=on_gpu)
+        self._on_gpu = torch.zeros(1, dtype=torch.int64, device=device) if on_gpu else None
 
     def mark(self) -> None:
         """What was launched before on the current stream raises the count when it is through."""

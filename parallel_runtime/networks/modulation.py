@@ -20,8 +20,7 @@ from ..mesh.mesh import Mesh
 from .quantised_layers import become, rounds_inside
 from .tables.blocks import Blocks, find
 
-Layers = Mapping[str, Sequence["ReadyLayer"]]
-"""Argument of a block's forward -> the layers that get SiLU of it."""
+Layers = Mapping[str, Sequence["ReadyLayer"]]  # argument of a block's forward -> the layers that get SiLU of it
 
 
 class ReadyLayer(nn.Module):
@@ -76,10 +75,8 @@ class Modulation:
             forget(layers)
 
     def before(self, argument: str, value: Any, own: Sequence[ReadyLayer]) -> None:
-        """A block runs with this argument. Collective over the sequence group for the first of a forward.
-
-        Which calls come first, and with which tensors, follows from the call of the network alone: ranks agree.
-        """
+        """A block runs with this argument. Collective over the sequence group for the first of a forward: which calls
+        come first, and with which tensors, follows from the call of the network alone, so ranks agree."""
         if self._mesh is None or not isinstance(value, torch.Tensor):
             return
         if argument not in self._given:
@@ -107,11 +104,7 @@ def compute(value: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) -> No
 
 
 def assign(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Assign things of these sizes to ranks: the largest first, each to the rank that has least (Graham 1969).
-
-    Returns:
-        Indices into `sizes` for each rank, none where there are too few.
-    """
+    """Indices into `sizes` for each rank, maybe none: the largest first, to the rank that has least (Graham 1969)."""
     loads = [0] * ranks
     assigned: list[list[int]] = [[] for _ in loads]
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
@@ -123,9 +116,7 @@ def assign(sizes: Sequence[int], ranks: int) -> list[list[int]]:
 
 def _in_shares(given: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) -> list[torch.Tensor]:
     """The outputs of all layers for (..., width), of which each rank computes some. Collective over the sequence group.
-
-    Each is contiguous, wherever it lies: for other strides torch.compile would make another graph.
-    """
+    Each is contiguous, wherever it lies: for other strides torch.compile would make another graph."""
     assert mesh.sequence is not None
     rows = given.numel() // given.shape[-1]
     widths = [int(layer.out_features) for layer in layers]  # type: ignore[arg-type]

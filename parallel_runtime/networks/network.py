@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..acceleration.recordings import RecordedForward
 from ..attention.choice import check_ring
@@ -21,49 +20,32 @@ from .attention_operator import attending
 from .block_attention import BlockAttention, Suited
 from .stages import Stages
 from .tables.blocks import Blocks
-from .token_split import TokenSplit
 
 if TYPE_CHECKING:
     from .compiled_blocks import CompiledBlocks
 
-_WORD = 8
-"""Bytes that peers exchange at once (exchange/peer_exchange.py)."""
+_WORD = 8  # bytes that peers exchange at once (exchange/peer_exchange.py)
 
 
 class Network:
     """A network whose forward all ranks of a mesh compute together, or those of a stage.
 
-    Calls that repeat are compiled and become CUDA graphs. `mesh` is the one at hand.
-
-    Args:
-        heads: its self-attention.
-        token: latent positions along one side of a token.
-        split, stages: of the network's blocks.
-        stream: brings the weights of blocks when they run; None where they are there.
-        suited: see `BlockAttention`.
+    Calls that repeat are compiled and become CUDA graphs. `heads` is its self-attention, `token` the latent positions
+    along one side of a token; `stream` brings the weights of blocks when they run, None where they are there.
     """
 
-    rows_together = False
-    """Rows of a batch cannot be told apart: every rank computes all of them."""
+    rows_together = False  # rows of a batch cannot be told apart: every rank computes all of them
 
     def __init__(
-        self,
-        heads: HeadSharing,
-        token: int,
-        mesh: Mesh,
-        split: TokenSplit,
-        stages: Stages,
-        stream: BlockStream | None,
-        suited: Suited | None = None,
+        self, heads: HeadSharing, token: int, stages: Stages, stream: BlockStream | None, suited: Suited | None = None
     ):
-        self.mesh = mesh
         self.stream = stream
         self.attention = heads.kernel
         self.token = token
         self.stages = stages
         self._heads = heads
-        self._split = split
-        self._attend = BlockAttention(KERNELS[heads.kernel], split, suited)
+        self._split = stages.split
+        self._attend = BlockAttention(KERNELS[heads.kernel], stages.split, suited)
         self._peers = heads if is_on("peers") and heads.head_dim * heads.dtype.itemsize % _WORD == 0 else None
         # Of weights that come block by block, those of modulation layers would be read before they are there.
         self._modulates = stream is None and is_on("modulation")
@@ -77,26 +59,20 @@ class Network:
 
         numbers = {each for blocks in lists for each in {*blocks.segments, *blocks.border} - set(blocks.sorts)}
         numbers |= {f".{each}" for blocks in lists for each in blocks.counts}
-        self._compiled = CompiledBlocks(network, self._split, self._attend, sorted(numbers))
+        self._compiled = CompiledBlocks(network, self._attend, sorted(numbers))
 
     def _record(self, probe: Any = None) -> None:
         """Have forwards that repeat become CUDA graphs, on a GPU; see `RecordedForward`."""
         if self._heads.device.type == "cuda" and is_on("recordings"):
             self._recorded = RecordedForward(self.call_at_once, made_outside=self._split.read, probe=probe)
 
-    def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any]) -> torch.Tensor:
-        """One call in ComfyUI's convention. Collective over the sequence group.
+    def predict(self, x: Tensor, timestep: Tensor, conditioning: Mapping[str, Any]) -> Tensor:
+        """The prediction of one call in ComfyUI's convention, shaped as the latent part of x, in the model's dtype.
+        Collective over the sequence group. UnsupportedModelError where the network did not run as its data says.
 
-        Args:
-            x: (B, C, ...), or (B, 1, N) of several latents one after the other, whose shapes the conditioning names.
-            timestep: (B,) or (B, frames), float32.
-            conditioning: context and the family's extras; control, residuals of a ControlNet.
-
-        Returns:
-            The prediction, shaped as the latent part of x, in the model's dtype.
-
-        Raises:
-            UnsupportedModelError: the network did not run as its data says.
+        x is (B, C, ...), or (B, 1, N) of several latents one after the other, whose shapes the conditioning names, the
+        timestep (B,) or (B, frames), float32. The conditioning has the context, the family's extras, and as control a
+        ControlNet's residuals.
         """
         raise NotImplementedError
 
@@ -104,24 +80,22 @@ class Network:
         """Shape that `predict` gives for an x of that shape."""
         raise NotImplementedError
 
-    def set_mesh(self, mesh: Mesh) -> None:
-        """Run over another mesh from the next call on, with the same weights. Costs nothing; every rank calls it.
+    @property
+    def mesh(self) -> Mesh:
+        """The one at hand."""
+        return self._split.mesh
 
-        Raises:
-            ConfigurationError: see `check_ring`; nothing has changed.
-        """
+    def set_mesh(self, mesh: Mesh) -> None:
+        """Run over another mesh from the next call on, with the same weights. Costs nothing; every rank calls it. Where
+        `check_ring` refuses it, nothing has changed."""
         self.check_ring(mesh)
-        self.mesh = mesh
         self._split.set_mesh(mesh)
 
     def check_ring(self, layout: Layout) -> None:
-        """Refuse a layout with a ring for which the attention backend is not made. No collective.
-
-        Raises:
-            ConfigurationError: with the backends that are.
-        """
+        """ConfigurationError for a layout with a ring for which the attention backend is not made. No collective."""
+        heads = self._heads
         if layout.plan.ring > 1 and layout.plan.pipe == 1 and not self._runs_in_a_ring:
-            check_ring(self.attention, self._heads.device, self._heads.dtype, self._heads.head_dim)
+            check_ring(self.attention, heads.device, heads.dtype, heads.head_dim)
             self._runs_in_a_ring = True  # found by running the kernel: once is enough
 
     def call_at_once(self, *args: Any, **kwargs: Any) -> Any:
@@ -137,18 +111,15 @@ class Network:
             return self._recorded(self.mesh, args, kwargs, compiled)
 
     def rows_go_apart(self, rows: int, begins: bool) -> bool:
-        """A forward of so many rows comes; whether they go one by one, see `CompiledBlocks.rows_go_apart`.
-
-        Only where no other rank has these rows: each may have run other numbers of rows before. Weights that stream
-        would come once for each row, and activations that are scaled by a whole batch would be others.
-        """
+        """A forward of so many rows comes; whether they go one by one, see `CompiledBlocks.rows_go_apart`. Never where
+        other ranks have these rows: each may have run other numbers of rows before. Weights that stream would come once
+        for each row, and activations that are scaled by a whole batch would be others."""
         alone = self.mesh.sequence is None and self.stream is None and not self._split.scales_by_input
         return alone and self._compiled is not None and self._compiled.rows_go_apart(rows, begins)
 
     @contextlib.contextmanager
     def _running(self, functions: bool = False, compiles: bool = True) -> Iterator[None]:
-        """What must hold around the network's forward, in which `functions` of nodes act, and blocks may be compiled
-        where it `compiles`."""
+        """What must hold around a forward; `functions` of nodes act in it, and blocks run compiled if it `compiles`."""
         split, compiled = self._split, self._compiled if compiles else None
         split.begin(self._attend, None if compiled is None else compiled.run, self._peers, functions)
         shares = self._modulates and not functions and self.stages.now is None
@@ -190,8 +161,7 @@ class Network:
             self._recorded.lose()
 
     def forget_runs(self) -> None:
-        """Let go of all that runs have left behind: recordings, layouts, outputs of the last forward. What is compiled
-        stays."""
+        """Let go of what runs left: recordings, layouts, outputs of the last forward. What is compiled stays."""
         if self._recorded is not None:
             self._recorded.clear()
         self._split.forget()

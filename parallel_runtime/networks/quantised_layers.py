@@ -19,37 +19,27 @@ from ..attention import operators
 from ..switches import is_on
 
 _QUANTISED = "QuantizedTensor"
-_ROUNDING_INSIDE = "fp8_ops"
-"""ComfyUI's operations whose layers make quantised tensors of plain ones in their forward."""
+_ROUNDING_INSIDE = "fp8_ops"  # ComfyUI's operations whose layers make quantised tensors of plain ones in their forward
 _FLOAT8, _MOST = "TensorCoreFP8E4M3Layout", 448.0
 _FUNCTIONS = ("weight_function", "bias_function")
-_NOT_OF_KIND = {"seed_key"}
-"""Attributes of a layer that do not change what its forward does."""
+_NOT_OF_KIND = {"seed_key"}  # attributes of a layer that do not change what its forward does
 
-_ACTIVATED: list[Any] = []
-"""ComfyUI's own function for a product with an activation before it, once ours is in its place."""
-_KINDS: dict[str, _Emptied] = {}
-"""A layer without its weights for each description."""
+_KINDS: dict[str, _Emptied] = {}  # a layer without its weights for each description
 
 
 def _whole_products() -> Any:
-    """Inside, a product reaches quantised tensors whole, as in ComfyUI's inference mode.
-
-    With autograd's keys PyTorch takes it apart first, and what layouts make of the parts rounds otherwise: int8 layers
-    then leave some inputs unrounded. Inference mode itself would make tensors that nobody may write to later.
-    """
+    """Inside, a product reaches quantised tensors whole, as in ComfyUI's inference mode, whose tensors nobody may write
+    to later. With autograd's keys PyTorch takes it apart first, and what layouts make of the parts rounds otherwise:
+    int8 layers then leave some inputs unrounded."""
     return torch._C._AutoDispatchBelowAutograd()
 
 
 class QuantisedLayer(nn.Module):
     """A layer becomes one by its class alone, of which its own class stays a base: weights and their names stay."""
 
-    inside: tuple[torch.Tensor, ...] = ()
-    """Plain tensors of its parameters; () where they are not known."""
-    kind = ""
-    """Description of all that is no tensor; a key of the layers that operators put together."""
-    rounds = False
-    """Its input is rounded to float8 as it is, without a scale."""
+    inside: tuple[torch.Tensor, ...] = ()  # plain tensors of its parameters; () where they are not known
+    kind = ""  # description of all that is no tensor; a key of the layers that operators put together
+    rounds = False  # its input is rounded to float8 as it is, without a scale
     _seen: tuple[Any, ...] = ()
 
     def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -140,27 +130,25 @@ def hide_quantised(network: nn.Module) -> None:
         quantised = any(type(each).__name__ == _QUANTISED for each in module._parameters.values())
         if getattr(module, "out_features", None) is not None and (quantised or rounds_inside(type(module))):
             become(module, QuantisedLayer)
-            _hide_activated()
+            _activated()
 
 
 @functools.cache
-def _hide_activated() -> None:
-    """ComfyUI's products with an activation before them (int8 kernels round its result at once) become operators too.
-
-    Its function for them stands in a module and is no method of a layer; where it has none there are none.
-    """
+def _activated() -> Any:
+    """ComfyUI's own function for a product with an activation before it (int8 kernels round its result at once); from
+    the first call on such products are operators, too. None where ComfyUI has none."""
     import comfy.ops
 
-    if own := getattr(comfy.ops, "linear_input_act", None):
-        _ACTIVATED.append(own)
+    own: Any = getattr(comfy.ops, "linear_input_act", None)
 
-        def linear_input_act(linear: nn.Module, x: torch.Tensor, input_act: str) -> torch.Tensor:
-            if torch.compiler.is_compiling() and isinstance(linear, QuantisedLayer) and linear.kind:
-                return torch.ops.parallel_dit.activated_layer.default(x, linear.inside, linear.kind, input_act)
-            output: torch.Tensor = own(linear, x, input_act)
-            return output
+    def linear_input_act(linear: nn.Module, x: torch.Tensor, input_act: str) -> torch.Tensor:
+        if torch.compiler.is_compiling() and isinstance(linear, QuantisedLayer) and linear.kind:
+            return torch.ops.parallel_dit.activated_layer.default(x, linear.inside, linear.kind, input_act)
+        return own(linear, x, input_act)
 
+    if own is not None:
         comfy.ops.linear_input_act = linear_input_act
+    return own
 
 
 def rounds_inside(kind: Any) -> bool:
@@ -203,7 +191,7 @@ def quantised_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> t
 def activated_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str) -> torch.Tensor:
     """What ComfyUI's layer gives for activation(x), rounded in one kernel where ComfyUI has one."""
     with _whole_products():
-        output: torch.Tensor = _ACTIVATED[0](_KINDS[kind].filled(inside), x, activation)
+        output: torch.Tensor = _activated()(_KINDS[kind].filled(inside), x, activation)
     return output.contiguous()
 
 

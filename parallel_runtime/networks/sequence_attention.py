@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..attention.kernels import Attend, AttentionKernel
 from ..attention.ring import RingAttention
@@ -17,24 +18,16 @@ from ..exchange.peer_exchange import peer_attention
 from ..exchange.peer_memory import PeerBuffers
 from ..mesh.mesh import Mesh
 
-_KEPT = 32
-"""Layouts on the device."""
+_KEPT = 32  # layouts on the device
 _FIX = "Set ulysses and ring to 1; the batch can still be split."
 
 
 class AttendedTokens:
-    """The tokens of all ranks, and attention over them.
-
-    `degree`, `wire`, `chunks` and `buffers` are what attention reads: over how many ranks the tokens are split; how
-    uneven shares lie on the wire of the Ulysses group, None where all are equally long; how long the chunks of the ring
-    are; the memory that the ranks share, where they share any. They follow from the forward's layout and the plan
-    alone, so the ranks agree on them.
-
-    `peers` None keeps the exchange on collectives.
-    """
+    """The tokens of all ranks, and attention over them. What it reads follows from the forward's layout and the plan
+    alone, so the ranks agree on it."""
 
     def __init__(self, mesh: Mesh):
-        self.peers: HeadSharing | None = None
+        self.peers: HeadSharing | None = None  # None keeps the exchange on collectives
         # Kept, as a CUDA graph cannot be recorded while one comes from the CPU.
         self._wire_layout = lru_cache(_KEPT)(WireLayout.build)
         self.set_mesh(mesh)
@@ -46,10 +39,10 @@ class AttendedTokens:
 
     def start(self, degree: int) -> None:
         """A forward starts: nothing is known of its tokens."""
-        self.degree = degree
-        self.wire: WireLayout | None = None
-        self.chunks: tuple[int, ...] = ()
-        self.buffers: PeerBuffers | HostBuffers | None = None
+        self.degree = degree  # over how many ranks they are split
+        self.wire: WireLayout | None = None  # how uneven shares lie on the Ulysses group's wire; None: all equally long
+        self.chunks: tuple[int, ...] = ()  # tokens of each chunk of the ring
+        self.buffers: PeerBuffers | HostBuffers | None = None  # the memory that the ranks share, where they share any
 
     def split(self, lengths: tuple[int, ...], batch: int, device: torch.device) -> None:
         """Follow a forward in which every rank has that many tokens, at least one."""
@@ -72,34 +65,25 @@ class AttendedTokens:
         self._wire_layout.cache_clear()
 
     def attend(
-        self,
-        kernel: AttentionKernel,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float | None,
-    ) -> torch.Tensor:
+        self, kernel: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None
+    ) -> Tensor:
         """Attention of this rank's tokens over those of all ranks."""
         if self.degree == 1:
-            return kernel.attend(query, key, value, mask, scale)
-        if query.shape[:3] != key.shape[:3]:
+            return kernel.attend(q, k, v, mask, scale)
+        if q.shape[:3] != k.shape[:3]:
             what = "The model attends to other tokens than its own, where the sequence is split."
             raise UnsupportedModelError(what, _FIX)
         if mask is not None:
-            mask = _mask_of_keys(mask, key)
-        elif self.buffers is not None and self.peers is not None and self.peers.fits(query):
+            mask = _mask_of_keys(mask, k)
+        elif self.buffers is not None and self.peers is not None and self.peers.fits(q):
             if isinstance(self.buffers, HostBuffers):
-                return attend_through_host(query, key, value, kernel=kernel.attend, buffers=self.buffers, scale=scale)
-            return peer_attention(
-                query, key, value, kernel=self.peers.kernel, degree=self.degree, buffers=self.buffers, scale=scale
-            )
-        in_group = self._in_group(kernel)
-        if self._mesh.ulysses is None:
-            return in_group(query, key, value, mask, scale)
-        return ulysses_attention(
-            query, key, value, kernel=in_group, group=self._mesh.ulysses, layout=self.wire, mask=mask, scale=scale
-        )
+                return attend_through_host(q, k, v, kernel=kernel.attend, buffers=self.buffers, scale=scale)
+            kernel_name, degree = self.peers.kernel, self.degree
+            return peer_attention(q, k, v, kernel=kernel_name, degree=degree, buffers=self.buffers, scale=scale)
+        group, in_group = self._mesh.ulysses, self._in_group(kernel)
+        if group is None:
+            return in_group(q, k, v, mask, scale)
+        return ulysses_attention(q, k, v, kernel=in_group, group=group, layout=self.wire, mask=mask, scale=scale)
 
     def _in_group(self, kernel: AttentionKernel) -> Attend:
         """What attends with the tokens of this rank's Ulysses group, for its own heads, to the tokens of all groups."""
@@ -109,7 +93,7 @@ class AttendedTokens:
         return RingAttention(kernel.attend_with_lse, self._mesh.ring, self._mesh.coordinate["ring"], self.chunks)
 
 
-def _mask_of_keys(mask: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def _mask_of_keys(mask: Tensor, key: Tensor) -> Tensor:
     """Return the mask of this rank's own keys as (batch or 1, 1, 1, local tokens), which other ranks can use."""
     whole = mask[(None,) * (4 - mask.dim())]
     if whole.shape[1:3] != (1, 1) or whole.shape[0] not in (1, key.shape[0]) or whole.shape[3] != key.shape[1]:

@@ -1,5 +1,4 @@
-"""Shares of rows and tokens: how n are split over P ranks, and how they come together again. Every rank computes the
-same numbers."""
+"""Shares of rows and tokens: how ranks split them, and bring them together. Every rank computes the same numbers."""
 
 from __future__ import annotations
 
@@ -19,13 +18,9 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 def split_sizes(total: int, degree: int, weights: Sequence[float] | None = None) -> tuple[int, ...]:
-    """Return the rows of every rank, `total` together.
-
-    Args:
-        weights: speed of every rank, above 0 and the same numbers on all ranks: rows are split in proportion, at least
-            one to each where there are enough. None splits as equally as can be, and the first `total % degree` ranks
-            get one more.
-    """
+    """Return the rows of every rank, `total` together: in proportion to `weights`, their speeds, above 0 and the same
+    numbers on all ranks, at least one to each where there are enough. None splits as equally as can be, and the first
+    `total % degree` ranks get one more."""
     if weights is None or len(set(weights)) == 1:
         share, rest = divmod(total, degree)
         return tuple(share + (rank < rest) for rank in range(degree))
@@ -47,10 +42,7 @@ def gather_shares(
     share: Tensor, dim: int, total: int, group: dist.ProcessGroup, degree: int, weights: Sequence[float] | None = None
 ) -> Tensor:
     """Put the shares of `total` rows on `dim` together again. Collective over the group; every rank gets the whole.
-
-    Args:
-        share: this rank's rows as `take_share` gives them, maybe none; the other dims are alike on all ranks.
-    """
+    `share` is this rank's rows, maybe none; the other dims are alike on all ranks."""
     sizes = split_sizes(total, degree, weights)
     longest = max(sizes)
     rows = share.movedim(dim, 0)
@@ -66,21 +58,13 @@ def gather_shares(
 
 @dataclass(frozen=True)
 class Streams:
-    """Token streams that one attention goes over, and what ranks compute of them now: all, or those of a patch.
+    """Token streams that one attention goes over, and what ranks compute of them now: all, or those of a patch."""
 
-    Args:
-        lengths: tokens of each stream.
-        sizes: of each stream, what each rank has.
-        index: this rank's.
-        starts: of what is computed, in each stream.
-        shared: of each stream, whether ranks have shares of it; else each has all.
-    """
-
-    lengths: tuple[int, ...]
-    sizes: tuple[tuple[int, ...], ...]
-    index: int
-    starts: tuple[int, ...]
-    shared: tuple[bool, ...]
+    lengths: tuple[int, ...]  # tokens of each stream
+    sizes: tuple[tuple[int, ...], ...]  # of each stream, what each rank has
+    index: int  # this rank's
+    starts: tuple[int, ...]  # of what is computed, in each stream
+    shared: tuple[bool, ...]  # of each stream, whether ranks have shares of it; else each has all
 
     @classmethod
     def share_out(cls, lengths: Iterable[int], mesh: Mesh) -> Streams:
@@ -129,11 +113,8 @@ class Streams:
 
 
 def share_of_batch(batch: int, mesh: Layout, together: int = 1) -> tuple[int, int]:
-    """Return this rank's rows (start, stop) out of `batch`; start == stop where there are fewer rows than ways.
-
-    Args:
-        together: neighbouring rows that stay on one rank; `batch` is a multiple of it.
-    """
+    """Return this rank's rows (start, stop) out of `batch`; start == stop where there are fewer rows than ways. So many
+    neighbouring rows as are `together` stay on one rank; `batch` is a multiple of it."""
     bounds = (0, *accumulate(split_sizes(batch // together, mesh.plan.batch)))
     return together * bounds[mesh.batch_index], together * bounds[mesh.batch_index + 1]
 
@@ -144,11 +125,8 @@ def some_have_no_rows(batch: int, mesh: Layout, together: int = 1) -> bool:
 
 
 def gather_batch(rows: Tensor, batch: int, mesh: Mesh, together: int = 1) -> Tensor:
-    """Return all rows on every rank. Collective over `mesh.batch`, which every rank of it must join.
-
-    `rows` is this rank's share on dim 0, (0, ...) where it has none; the other dims and the dtype are the same on all
-    ranks. `batch` and `together` as of `share_of_batch`.
-    """
+    """Return all rows on every rank, of this rank's on dim 0, maybe none; see `share_of_batch`. Collective over
+    `mesh.batch`, which every rank of it must join; the other dims and the dtype are the same on all ranks."""
     if mesh.batch is None:
         return rows
     groups = rows.reshape(rows.shape[0] // together, together, *rows.shape[1:])

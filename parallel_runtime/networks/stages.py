@@ -7,10 +7,11 @@ whatever the network does between blocks (joining streams) it does on the stage 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
 from .block_arguments import BlockCall
@@ -20,16 +21,14 @@ from .shares import Streams
 from .tables.blocks import Blocks, Network
 from .token_split import TokenSplit, take
 
-Receive = Callable[[Mapping[str, torch.Size], torch.dtype], Mapping[str, torch.Tensor]]
+Receive = Callable[[Mapping[str, torch.Size], torch.dtype], Mapping[str, Tensor]]
 """(shapes of this rank's tokens of each stream, their type) -> what the stage before sent."""
-Send = Callable[[Mapping[str, torch.Tensor]], None]
+Send = Callable[[Mapping[str, Tensor]], None]
 
 
 class StageBlocks:
-    """The blocks of a network, after `cut_blocks`, as one stage has them; made, they are in place.
-
-    `owned` is (start, stop) of the stage's blocks, in the order of the lists.
-    """
+    """The blocks of a network, after `cut_blocks`, as one stage has them; made, they are in place. `owned` is (start,
+    stop) of the stage's blocks, in the order of the lists."""
 
     def __init__(self, network: nn.Module, data: Network, split: TokenSplit, owned: tuple[int, int]):
         self.owned = owned
@@ -37,21 +36,19 @@ class StageBlocks:
         self.receive: Receive | None = None
         """What the stages beside this one are asked for, and told; set for each forward."""
         self.send: Send | None = None
-        self.outputs: dict[int, torch.Tensor] = {}
-        """Of blocks by their index, that a block of the second half takes."""
+        self.outputs: dict[int, Tensor] = {}  # of blocks by their index, that a block of the second half takes
         self._split = split
         self._cut = [(block, block.forward) for block in all_blocks(network, data.blocks)]
         for index, (block, cut) in enumerate(self._cut):
             assert isinstance(cut, CutBlock)
-            edge = _Edge(index, cut, split, self)
             if index == owned[0] - 1:
-                block.forward = edge.take_over
+                block.forward = partial(self._take_over, index, cut)
             elif not owned[0] <= index < owned[1]:
-                block.forward = edge.hand_through
+                block.forward = partial(self._hand_through, index, cut)
             elif index == owned[1] - 1 and owned[1] < len(self._cut):
-                block.forward = edge.run_and_send
+                block.forward = partial(self._run_and_send, index, cut)
             elif cut.blocks.skips:
-                block.forward = edge.run
+                block.forward = partial(self._run, index, cut)
 
     def awaited(self, boundary: int) -> list[int]:
         """Blocks before a boundary whose outputs blocks behind it take, but for the last, which is the stream."""
@@ -70,17 +67,77 @@ class StageBlocks:
             block.forward = cut
         self._split.patch = None
 
+    def _run(self, index: int, cut: CutBlock, *args: Any, **kwargs: Any) -> Any:
+        """Run a block whose output a later one takes."""
+        return self._noted(index, cut, cut(*args, **kwargs))
+
+    def _hand_through(self, index: int, cut: CutBlock, *args: Any, **kwargs: Any) -> Any:
+        """Return the streams as they came; what a later block takes of them comes with the streams of its stage."""
+        whole, _ = self._streams(cut, args, kwargs)
+        if cut.blocks.skips:
+            whole = {name: torch.empty_like(each) for name, each in whole.items()}
+        return self._noted(index, cut, _returned(cut.blocks, whole))
+
+    def _take_over(self, index: int, cut: CutBlock, *args: Any, **kwargs: Any) -> Any:
+        """Return what the stage before sent, in its place among all tokens."""
+        whole, shares = self._streams(cut, args, kwargs)
+        own = self._own(index, cut.blocks, whole, shares)
+        assert self.receive is not None
+        dtype = next(iter(whole.values())).dtype
+        received = self.receive({name: each.shape for name, each in own.items()}, dtype)
+        for name in own.keys() - whole.keys():
+            own[name].copy_(received[name])
+        streams = {name: cut.put_in_place(received[name], name, shares[name]) for name in whole}
+        return self._noted(index, cut, _returned(cut.blocks, streams))
+
+    def _run_and_send(self, index: int, cut: CutBlock, *args: Any, **kwargs: Any) -> Any:
+        """Run the block and send this rank's tokens of what it returns."""
+        whole, shares = self._streams(cut, args, kwargs)
+        returned = cut(*args, **kwargs)
+        outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
+        by_name = dict(zip(cut.blocks.returns, outputs, strict=True))
+        if any(by_name[name].dtype != whole[name].dtype for name in whole):  # the next stage reckons with that
+            what = "Blocks of {path} change the type of their tokens, which stages cannot."
+            raise UnsupportedModelError(what, "Set stages to 1.", path=cut.blocks.path)
+        assert self.send is not None
+        self.send(self._own(index, cut.blocks, {name: by_name[name] for name in whole}, shares))
+        return self._noted(index, cut, returned)
+
+    def _noted(self, index: int, cut: CutBlock, returned: Any) -> Any:
+        if cut.blocks.skips:
+            self.outputs[index] = returned
+        return returned
+
+    def _own(
+        self, index: int, blocks: Blocks, whole: Mapping[str, Tensor], shares: Mapping[str, Streams]
+    ) -> dict[str, Tensor]:
+        """This rank's tokens of the streams, and of what later blocks take, by their names in messages. Views."""
+        dims, first = blocks.tokens, next(iter(whole))
+        own = {name: take(each, dims[name], shares[name].intervals()) for name, each in whole.items()}
+        for before in self.awaited(index + 1) if blocks.skips else ():
+            own[f"skip {before}"] = take(self.outputs[before], dims[first], shares[first].intervals())
+        return own
+
+    def _streams(self, cut: CutBlock, args: Any, kwargs: Any) -> tuple[dict[str, Tensor], dict[str, Streams]]:
+        call = BlockCall(cut.signature, cut.blocks.positional, args, kwargs)
+        whole = {name: call[name] for name in cut.blocks.tokens}
+        streams = self._split.share_out(cut.blocks, whole)
+        return whole, {name: streams.only(index) for index, name in enumerate(whole)}
+
+
+def _returned(blocks: Blocks, streams: Mapping[str, Tensor]) -> Any:
+    values = tuple(streams[name] for name in blocks.returns if name is not None)
+    return values[0] if len(values) == 1 else values
+
 
 class Stages:
-    """A network that runs with all its blocks, or as one stage.
-
-    `data` is None of one that is not cut; `owned` is (start, stop) of the blocks that have weights, None: all.
-    """
+    """A network that runs with all its blocks, or as one stage. `data` is None of one that is not cut; `owned` is
+    (start, stop) of the blocks that have weights, None: all."""
 
     def __init__(self, network: nn.Module, data: Network | None, split: TokenSplit, owned: tuple[int, int] | None):
-        self.now: StageBlocks | None = None
-        """As which it runs; None: with all its blocks."""
-        self._of = network, data, split
+        self.now: StageBlocks | None = None  # as which it runs; None: with all its blocks
+        self.split = split
+        self._of = network, data
         self._owned = owned
 
     @property
@@ -96,9 +153,9 @@ class Stages:
             self.now.undo()
             self.now = None
         if owned is not None:
-            network, data, split = self._of
+            network, data = self._of
             assert data is not None
-            self.now = StageBlocks(network, data, split, owned)
+            self.now = StageBlocks(network, data, self.split, owned)
 
 
 def all_blocks(network: nn.Module, lists: Sequence[Blocks]) -> list[nn.Module]:
@@ -107,8 +164,7 @@ def all_blocks(network: nn.Module, lists: Sequence[Blocks]) -> list[nn.Module]:
 
 
 def has_stages(network: nn.Module, data: Network, patch: Sequence[int]) -> bool:
-    """Whether stages of a network can work on patches of its latent, of which a token takes `patch` positions, by the
-    last dims."""
+    """Whether stages can work on patches of the latent, of which a token takes `patch` positions, by the last dims."""
     lists = ((blocks, network.get_submodule(blocks.path).children()) for blocks in data.blocks)
     known = data.stages and all(can_be_cut(block, blocks) for blocks, found in lists for block in found)
     return known and len(patch) > 1 and patch[-1] == patch[-2] and set(patch[:-2]) <= {1}
@@ -120,69 +176,3 @@ def let_go(blocks: Sequence[nn.Module]) -> None:
         for module in block.modules():
             for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
                 setattr(module, name, None)
-
-
-class _Edge:
-    """One block at the edge of a stage, or beyond it."""
-
-    def __init__(self, index: int, cut: CutBlock, split: TokenSplit, stage: StageBlocks):
-        self._index, self._cut, self._blocks, self._split, self._stage = index, cut, cut.blocks, split, stage
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the block."""
-        return self._noted(self._cut(*args, **kwargs))
-
-    def hand_through(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the streams as they came; what a later block takes of them comes with the streams of its stage."""
-        whole, _ = self._streams(args, kwargs)
-        if self._blocks.skips:
-            whole = {name: torch.empty_like(each) for name, each in whole.items()}
-        return self._noted(self._returned(whole))
-
-    def take_over(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the stage before sent, in its place among all tokens."""
-        whole, shares = self._streams(args, kwargs)
-        own = self._own(whole, shares)
-        assert self._stage.receive is not None
-        dtype = next(iter(whole.values())).dtype
-        received = self._stage.receive({name: each.shape for name, each in own.items()}, dtype)
-        for name in own.keys() - whole.keys():
-            own[name].copy_(received[name])
-        streams = {name: self._cut.put_in_place(received[name], name, shares[name]) for name in whole}
-        return self._noted(self._returned(streams))
-
-    def run_and_send(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the block and send this rank's tokens of what it returns."""
-        whole, shares = self._streams(args, kwargs)
-        returned = self._cut(*args, **kwargs)
-        outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
-        by_name = dict(zip(self._blocks.returns, outputs, strict=True))
-        if any(by_name[name].dtype != whole[name].dtype for name in whole):  # the next stage reckons with that
-            what = "Blocks of {path} change the type of their tokens, which stages cannot."
-            raise UnsupportedModelError(what, "Set stages to 1.", path=self._blocks.path)
-        assert self._stage.send is not None
-        self._stage.send(self._own({name: by_name[name] for name in whole}, shares))
-        return self._noted(returned)
-
-    def _noted(self, returned: Any) -> Any:
-        if self._blocks.skips:
-            self._stage.outputs[self._index] = returned
-        return returned
-
-    def _own(self, whole: Mapping[str, torch.Tensor], shares: Mapping[str, Streams]) -> dict[str, torch.Tensor]:
-        """This rank's tokens of the streams, and of what later blocks take, by their names in messages. Views."""
-        dims, first = self._blocks.tokens, next(iter(whole))
-        own = {name: take(each, dims[name], shares[name].intervals()) for name, each in whole.items()}
-        for index in self._stage.awaited(self._index + 1) if self._blocks.skips else ():
-            own[f"skip {index}"] = take(self._stage.outputs[index], dims[first], shares[first].intervals())
-        return own
-
-    def _streams(self, args: Any, kwargs: Any) -> tuple[dict[str, torch.Tensor], dict[str, Streams]]:
-        call = BlockCall(self._cut.signature, self._blocks.positional, args, kwargs)
-        whole = {name: call[name] for name in self._blocks.tokens}
-        streams = self._split.share_out(self._blocks, whole)
-        return whole, {name: streams.only(index) for index, name in enumerate(whole)}
-
-    def _returned(self, streams: Mapping[str, torch.Tensor]) -> Any:
-        values = tuple(streams[name] for name in self._blocks.returns if name is not None)
-        return values[0] if len(values) == 1 else values

@@ -9,6 +9,7 @@ from operator import is_
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..exchange.head_routes import HeadSharing
 from ..mesh.mesh import Mesh
@@ -26,47 +27,36 @@ RunBlock = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any],
 
 
 class TokenSplit:
-    """The share of the block that is running; one object per network.
-
-    While no block runs whose tokens are shared out, `streams` is None, and attention is ComfyUI's own.
-    """
+    """The share of the block that is running; one object per network. While no block runs whose tokens are shared out,
+    `streams` is None, and attention is ComfyUI's own."""
 
     def __init__(self, mesh: Mesh):
-        self.tokens = AttendedTokens(mesh)
-        """What the exchange reads of them."""
-        self.patch: LatentPatch | None = None
-        """The tokens of a stage's forward; None where there are no stages."""
+        self.tokens = AttendedTokens(mesh)  # what the exchange reads of them
+        self.patch: LatentPatch | None = None  # the tokens of a stage's forward; None where there are no stages
         self.streams: Streams | None = None
-        self.attention: Callable[..., torch.Tensor] | None = None
+        self.attention: Callable[..., Tensor] | None = None
         """What attends over the tokens of all ranks (block_attention.py)."""
-        self.alone: int | None = None
-        """A stream over which the running block attends without the others, too."""
+        self.alone: int | None = None  # a stream over which the running block attends without the others, too
         self.gathers_keys = False
         """The running block attends in pieces of its queries, and ranks may have other pieces: keys are gathered."""
-        self.kept = 0
-        """Keys that stand before those of the running block's tokens, on every rank."""
-        self.keeps = False
-        """The network has computed in this forward, whole, what it keeps for the next ones."""
-        self.gathered: tuple[torch.Tensor, ...] = ()
-        """The keys and values that were gathered last, as they came and whole."""
+        self.kept = 0  # keys that stand before those of the running block's tokens, on every rank
+        self.keeps = False  # the network has computed in this forward, whole, what it keeps for the next ones
+        self.gathered: tuple[Tensor, ...] = ()  # the keys and values that were gathered last, as they came and whole
         self.whole_queries = False
-        self.run_block: RunBlock | None = None
-        """Runs the forward of a block on this rank's tokens; None: it is called."""
+        self.run_block: RunBlock | None = None  # runs the forward of a block on this rank's tokens; None: it is called
         self.functions = False
         """Functions of nodes act between blocks, and a block is not given them: its graph is the same as without."""
-        self.scales_by_input = False
-        """Layers take the scale of what they are given from it (prepared_network.py)."""
-        self.layers_alike = True
-        """Every rank runs the same layers of a block that is cut."""
+        self.scales_by_input = False  # layers take the scale of what they are given from it (prepared_network.py)
+        self.layers_alike = True  # every rank runs the same layers of a block that is cut
         self.modulation = Modulation()
-        self.joined: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.joined: dict[Any, tuple[Tensor, Tensor]] = {}
         """What this rank has of tensors that all blocks are given, with each, for this forward."""
         self._read: list[Any] = []
         self.pending: set[str] = set()
         """Lists of blocks of which the last has not run: their output is this rank's share still."""
         self.set_mesh(mesh)
 
-    def share_out(self, blocks: Blocks, whole: Mapping[str, torch.Tensor]) -> Streams:
+    def share_out(self, blocks: Blocks, whole: Mapping[str, Tensor]) -> Streams:
         """The tokens of a block that are computed here and now, of its token arguments."""
         lengths = {name: each.shape[blocks.tokens[name]] for name, each in whole.items()}
         if self.patch is not None:
@@ -80,14 +70,10 @@ class TokenSplit:
         self.tokens.set_mesh(mesh)
 
     def begin(
-        self,
-        attention: Callable[..., torch.Tensor],
-        run_block: RunBlock | None,
-        peers: HeadSharing | None,
-        functions: bool = False,
+        self, attention: Callable[..., Tensor], run: RunBlock | None, peers: HeadSharing | None, functions: bool = False
     ) -> None:
         """A forward begins; without `peers` the exchange of heads stays on collectives."""
-        self.attention, self.run_block, self.tokens.peers, self.functions = attention, run_block, peers, functions
+        self.attention, self.run_block, self.tokens.peers, self.functions = attention, run, peers, functions
         self.pending.clear()
         self.joined.clear()
         self._read = []
@@ -146,13 +132,13 @@ class TokenSplit:
         """Inside, queries are whole on every rank, and keys are the tokens."""
         return replaced(self, "whole_queries", True)
 
-    def gather(self, share: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+    def gather(self, share: Tensor, dim: int, length: int) -> Tensor:
         """One stream made whole. Collective over the sequence group."""
         group = self.mesh.sequence
         assert group is not None
         return gather_shares(share.contiguous(), dim, length, group, self.degree, self.mesh.speeds)
 
-    def gather_all(self, share: torch.Tensor, dim: int) -> torch.Tensor:
+    def gather_all(self, share: Tensor, dim: int) -> Tensor:
         """The running block's streams made whole, one after the other. Collective over the sequence group."""
         assert self.streams is not None
         kept, *parts = share.split((self.kept, *self.streams.own), dim)
@@ -165,30 +151,29 @@ def running_split() -> TokenSplit | None:
     return getattr(_RUNNING, "split", None)
 
 
-def take(tensor: torch.Tensor, dim: int, intervals: Sequence[tuple[int, int]]) -> torch.Tensor:
+def take(tensor: Tensor, dim: int, intervals: Sequence[tuple[int, int]]) -> Tensor:
     """The rows of `dim` in these intervals, one after the other; a view where it is one interval."""
     parts = [tensor.narrow(dim, start, stop - start) for start, stop in intervals]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-def put(share: torch.Tensor, dim: int, interval: tuple[int, int], length: int) -> torch.Tensor:
+def put(share: Tensor, dim: int, interval: tuple[int, int], length: int) -> Tensor:
     """A tensor of the whole length with the share in its place; what else is in it nobody has written."""
     placed = share.new_empty((*share.shape[:dim], length, *share.shape[dim + 1 :]))
     placed.narrow(dim, interval[0], interval[1] - interval[0]).copy_(share)
     return placed
 
 
-def over_all_tokens(patch: Callable[[dict[str, Any]], torch.Tensor], split: TokenSplit) -> Callable[..., torch.Tensor]:
-    """The patch, called with one dict as Wan's are, which takes and gives tensors (B, tokens, ...) of all ranks; each
-    rank computes it."""
+def over_all_tokens(patch: Callable[[dict[str, Any]], Tensor], split: TokenSplit) -> Callable[..., Tensor]:
+    """The patch (Wan's, of one dict), which takes and gives (B, tokens, ...) of all ranks; each rank computes it."""
 
-    def run(arguments: dict[str, Any]) -> torch.Tensor:
+    def run(arguments: dict[str, Any]) -> Tensor:
         streams = split.streams
         assert streams is not None
         own = sum(streams.own)
         whole = dict(arguments)
         for name, value in arguments.items():
-            if isinstance(value, torch.Tensor) and value.shape[1:2] == (own,):
+            if isinstance(value, Tensor) and value.shape[1:2] == (own,):
                 whole[name] = split.gather_all(value, 1)
         with split.outside():
             return take(patch(whole), 1, streams.intervals())

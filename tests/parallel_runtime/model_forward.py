@@ -21,9 +21,9 @@ def comfyui_call(path: Path, call: Mapping[str, Any]) -> torch.Tensor:
     transformer = load_transformer(checkpoint, torch.float32, CPU)
     extras = dict(call)
     x, timestep, context = (extras.pop(key) for key in ("x", "timestep", "context"))
-    arguments = checkpoint.spec.adapter.to_transformer(x, timestep, context, checkpoint.config, **extras)
+    arguments = checkpoint.spec.to_transformer(x, timestep, context, checkpoint.config, **extras)
     output = transformer(**arguments, return_dict=False)[0]
-    return checkpoint.spec.adapter.from_transformer(output, x)
+    return checkpoint.spec.from_transformer(output, x)
 
 
 def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:

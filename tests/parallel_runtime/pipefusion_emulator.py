@@ -81,9 +81,7 @@ def emulate(
         for store, context, extra in zip(stores, contexts, extras, strict=True):
             current[:] = [store]
             store.text = context.shape[1]
-            arguments = FLUX.adapter.to_transformer(
-                whole, timestep, context.to(transformer.dtype), transformer.config, **extra
-            )
+            arguments = FLUX.to_transformer(whole, timestep, context.to(transformer.dtype), transformer.config, **extra)
             tokens = None if patch is None else (cuts[patch] * columns, cuts[patch + 1] * columns)
             store.begin(tokens, patch in (None, 0))
             if tokens is not None:
@@ -94,7 +92,7 @@ def emulate(
                     arguments["txt_ids"] = arguments["txt_ids"][:0]
             output = transformer(**arguments, return_dict=False)[0]
             part = whole if patch is None else whole[bands[patch]]
-            outputs.append(FLUX.adapter.from_transformer(output, part).float())
+            outputs.append(FLUX.from_transformer(output, part).float())
         return outputs
 
     def advance(patch: int, outputs: list[torch.Tensor]) -> None:

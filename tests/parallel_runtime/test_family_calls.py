@@ -43,16 +43,16 @@ def test_the_loaded_model_and_adapter_give_what_comfyui_gives(tmp_path, family):
         output, own = comfyui_call(path, call), output_of(tmp_path, case)
         assert own.std() > 0.1, case
         assert output.shape == own.shape, case
-        assert output.shape == calls.model.adapter.output_shape(call["x"].shape, open_checkpoint(path).config), case
+        assert output.shape == calls.model.output_shape(call["x"].shape, open_checkpoint(path).config), case
         assert relative_error(output, own) < 3e-5, case
 
 
 @pytest.mark.parametrize(("family", "changes", "named"), CHANGES)
 def test_calls_that_cannot_be_computed_are_refused_by_name(family, changes, named):
     refused = REFUSED[family]
-    refused.model.adapter.to_transformer(**refused.call, config=refused.config)
+    refused.model.to_transformer(**refused.call, config=refused.config)
     with pytest.raises(RequestError) as error:
-        refused.model.adapter.to_transformer(**{**refused.call, **changes}, config=refused.config)
+        refused.model.to_transformer(**{**refused.call, **changes}, config=refused.config)
     assert named in str(error.value)
 
 
@@ -60,6 +60,6 @@ def test_calls_that_cannot_be_computed_are_refused_by_name(family, changes, name
 def test_inputs_of_another_model_are_refused_from_their_shapes_alone(family, changes, named):
     spec, config = REFUSED[family].model, REFUSED[family].config
     call = {name: tensor.to("meta") for name, tensor in {**REFUSED[family].call, **changes}.items()}
-    arguments = spec.adapter.to_transformer(**call, config=config)
+    arguments = spec.to_transformer(**call, config=config)
     with pytest.raises(RequestError, match=named or None):
         spec.check_widths(arguments, config)

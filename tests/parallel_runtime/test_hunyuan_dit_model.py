@@ -59,7 +59,7 @@ def test_the_timestep_stays_exact_in_bfloat16(tmp_path):
             call = {name: value.to(dtype) if value.is_floating_point() else value for name, value in call.items()}
             call["timestep"] = torch.tensor([timestep])
             with torch.no_grad():
-                arguments = HUNYUAN_DIT.adapter.to_transformer(**call, config=checkpoint.config)
+                arguments = HUNYUAN_DIT.to_transformer(**call, config=checkpoint.config)
                 outputs[dtype, timestep] = transformer(**arguments, return_dict=False)[0].float()
     moved = outputs[torch.float32, 904.0] - outputs[torch.float32, 902.0]
     moved_too = outputs[torch.bfloat16, 904.0] - outputs[torch.bfloat16, 902.0]
@@ -69,5 +69,5 @@ def test_the_timestep_stays_exact_in_bfloat16(tmp_path):
 def test_the_masks_of_a_kept_conditioning_are_not_written_to():
     call = make_call(1, (8, 8))
     call["text_embedding_mask"] = torch.zeros(1, 5, dtype=torch.bool)
-    HUNYUAN_DIT.adapter.to_transformer(**call, config=tiny_config())
+    HUNYUAN_DIT.to_transformer(**call, config=tiny_config())
     assert not call["text_embedding_mask"].any()

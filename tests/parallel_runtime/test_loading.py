@@ -65,7 +65,7 @@ def test_every_layout_gives_the_same_weights(layout, tmp_path):
     loaded = transformer.state_dict()
     # An old config says less, and the class the rest.
     assert {"out_channels": 64, **checkpoint.config, "axes_dims_rope": (16, 56, 56)} == CONFIG
-    assert FLUX.adapter.output_shape((1, 16, 4, 4), transformer.config) == (1, 16, 4, 4)
+    assert FLUX.output_shape((1, 16, 4, 4), transformer.config) == (1, 16, 4, 4)
     expected = make_state_dict(CONFIG)
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
@@ -89,7 +89,7 @@ def test_the_loaded_model_is_the_class_of_diffusers_with_that_state_dict(tmp_pat
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
     reference: Any = FluxTransformer2DModel(**CONFIG)
     reference.eval().load_state_dict(make_state_dict(CONFIG))
-    arguments = FLUX.adapter.to_transformer(
+    arguments = FLUX.to_transformer(
         torch.randn(2, 16, 6, 5), torch.tensor([0.9, 0.2]), torch.randn(2, 4, 64), CONFIG, guidance=torch.ones(2)
     )
     with torch.no_grad():

@@ -86,7 +86,7 @@ def test_no_sampler_waits_in_its_steps(sampler, prediction):
 
 
 def calls() -> dict[str, tuple[Any, dict[str, Any], dict[str, Any]]]:
-    """Adapter, config and call of every family."""
+    """Spec, config and call of every family."""
     given = {name: (find_by_name(family.spec), family.config, family.call) for name, family in STAGED.items()}
     flux = {
         "x": torch.zeros(1, 16, 5, 6),
@@ -112,5 +112,5 @@ def test_no_adapter_waits_in_its_calls(family):
     with NothingWaits():
         for own in own_calls([branch, branch], single_rank_mesh()):
             text = own.conditioning
-            arguments = spec.adapter.to_transformer(own.x, own.timestep, text.context, config, **text.extras)
+            arguments = spec.to_transformer(own.x, own.timestep, text.context, config, **text.extras)
             assert all(leaf.device == META for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))

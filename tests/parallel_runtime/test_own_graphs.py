@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,9 @@ from torch import nn
 from parallel_runtime.acceleration import compiler
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
 from parallel_runtime.acceleration.compiler import LIMIT, room, with_own_code
+from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.mesh.mesh import single_rank_mesh
+from parallel_runtime.networks.block_attention import BlockAttention
 from parallel_runtime.networks.compiled_blocks import CompiledBlocks
 from parallel_runtime.networks.token_split import TokenSplit
 
@@ -50,7 +51,7 @@ def as_method(block: Block) -> Any:
 
 
 def as_cut(block: Block) -> Any:
-    compiled = CompiledBlocks(block, TokenSplit(single_rank_mesh()), SimpleNamespace(calls=0), backend="eager")  # type: ignore[arg-type]
+    compiled = CompiledBlocks(block, BlockAttention(KERNELS["sdpa"], TokenSplit(single_rank_mesh())), backend="eager")
 
     def call(*args: Any) -> torch.Tensor:
         with compiled.around_forward(), torch.no_grad():

@@ -41,7 +41,7 @@ def test_a_folder_of_the_former_class_gives_the_same_weights_and_config(tmp_path
     loaded, expected = transformer.state_dict(), make_state_dict(PIXART, ALPHA)
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
-    arguments = PIXART.adapter.to_transformer(**make_call(1, (6, 8)), config=transformer.config)
+    arguments = PIXART.to_transformer(**make_call(1, (6, 8)), config=transformer.config)
     assert "added_cond_kwargs" in arguments
 
 
@@ -68,7 +68,7 @@ def test_at_the_sizes_of_training_positions_are_those_of_diffusers(config, size,
 
 
 def test_micro_conditions_follow_from_the_latent_where_none_are_given():
-    given = PIXART.adapter.to_transformer(**make_call(1, (6, 8), 2), config=ALPHA)["added_cond_kwargs"]
+    given = PIXART.to_transformer(**make_call(1, (6, 8), 2), config=ALPHA)["added_cond_kwargs"]
     assert given["resolution"].tolist() == [[48, 64]] * 2
     assert given["aspect_ratio"].tolist() == [[0.75]] * 2
-    assert "added_cond_kwargs" not in PIXART.adapter.to_transformer(**make_call(1, (6, 8), micro=True), config=SIGMA)
+    assert "added_cond_kwargs" not in PIXART.to_transformer(**make_call(1, (6, 8), micro=True), config=SIGMA)

@@ -33,7 +33,7 @@ def branch(seed: int, height: float, batch: int, text: int = 5) -> Call:
 def arguments(call: Call) -> dict[str, torch.Tensor]:
     """What the transformer would get, flat."""
     extras = call.conditioning.extras
-    given = PIXART.adapter.to_transformer(call.x, call.timestep, call.conditioning.context, ALPHA, **extras)
+    given = PIXART.to_transformer(call.x, call.timestep, call.conditioning.context, ALPHA, **extras)
     return {**given.pop("added_cond_kwargs"), **given}
 
 

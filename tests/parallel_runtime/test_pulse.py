@@ -31,7 +31,7 @@ def test_a_forward_is_counted_block_by_block_and_gives_the_same_output(name):
     spec, transformer, call = find_by_name(family.spec), build(family), dict(family.call)
     x, context = call.pop("x"), call.pop("context")
     timestep = call.pop("timestep", torch.ones(x.shape[0]))
-    arguments = spec.adapter.to_transformer(x, timestep, context, family.config, **call)
+    arguments = spec.to_transformer(x, timestep, context, family.config, **call)
     expected = transformer(**arguments, return_dict=False)[0]
     pulse, keys = Pulse(CPU), list(transformer.state_dict())
     mark_blocks(transformer, spec.block_lists, pulse)

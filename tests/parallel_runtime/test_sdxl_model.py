@@ -80,7 +80,7 @@ def test_micro_conditions_are_those_that_diffusers_makes_of_the_same_sizes():
     call, sizes = make_call(4, (8, 8), 2), torch.tensor([[768.0, 512.0, 0.0, 64.0, 1024.0, 1024.0]] * 2)
     pooled = torch.randn(2, 32)
     call["y"] = torch.cat([pooled, Timesteps(256, True, 0)(sizes.flatten()).reshape(2, -1)], dim=1)
-    arguments = SDXL.adapter.to_transformer(**call, config=config)
+    arguments = SDXL.to_transformer(**call, config=config)
     with torch.no_grad():
         ours = unet(**arguments).sample
         arguments["added_cond_kwargs"] = {"text_embeds": pooled, "time_ids": sizes}

@@ -26,8 +26,8 @@ def forward(transformer: Any, case: list[Any]) -> torch.Tensor:
     context = torch.randn(batch, text, 48, generator=generator)
     timestep = torch.tensor([904.6, 31.25])[:batch]
     with torch.no_grad():
-        arguments = WAN.adapter.to_transformer(x, timestep, context, config)
-        return WAN.adapter.from_transformer(transformer(**arguments, return_dict=False)[0], x)
+        arguments = WAN.to_transformer(x, timestep, context, config)
+        return WAN.from_transformer(transformer(**arguments, return_dict=False)[0], x)
 
 
 LEARNT: list[list[Any]] = [[[2, 6, 4], 6, 2], [[2, 8, 6], 4, 2], [[1, 10, 10], 9, 2]]
@@ -70,5 +70,5 @@ def test_the_timestep_reaches_the_embedding_unrounded_in_bfloat16():
     x, context = torch.randn(1, 16, 1, 4, 4).bfloat16(), torch.randn(1, 3, 4096).bfloat16()
     timestep = torch.tensor([904.6])
     wrapped = parallelize(transformer, WAN, single_rank_mesh())
-    wrapped(**WAN.adapter.to_transformer(x, timestep, context, transformer.config), return_dict=False)
+    wrapped(**WAN.to_transformer(x, timestep, context, transformer.config), return_dict=False)
     assert torch.equal(seen[0], timestep)

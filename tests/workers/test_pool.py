@@ -64,9 +64,9 @@ def oracle(path, x, timestep, given):
     checkpoint = open_checkpoint(path)
     transformer = load_transformer(checkpoint, torch.float32, torch.device("cpu"))
     extras = {name: value for name, value in given.items() if name != "context"}
-    arguments = FLUX.adapter.to_transformer(x, timestep, given["context"], checkpoint.config, **extras)
+    arguments = FLUX.to_transformer(x, timestep, given["context"], checkpoint.config, **extras)
     with torch.no_grad():
-        return FLUX.adapter.from_transformer(transformer(**arguments, return_dict=False)[0], x)
+        return FLUX.from_transformer(transformer(**arguments, return_dict=False)[0], x)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])

@@ -61,8 +61,8 @@ def oracle(path, request: LoopRequest) -> torch.Tensor:
             fixed = request.tensors.get(concat_name(branch.index))
             seen = x if fixed is None else torch.cat([x, fixed], dim=1)
             context = extras.pop("context")
-            arguments = FLUX.adapter.to_transformer(seen, timestep, context, checkpoint.config, **extras)
-            outputs.append(FLUX.adapter.from_transformer(transformer(**arguments, return_dict=False)[0], seen))
+            arguments = FLUX.to_transformer(seen, timestep, context, checkpoint.config, **extras)
+            outputs.append(FLUX.from_transformer(transformer(**arguments, return_dict=False)[0], seen))
         return outputs
 
     return run_steps(

@@ -11,17 +11,14 @@ from typing import Any
 
 from ...errors import ConfigurationError
 
-_LOCK = threading.Lock()
-"""Who finds ComfyUI's options imported finds them set."""
+_LOCK = threading.Lock()  # who finds ComfyUI's options imported finds them set
 
 
 def use_comfyui(folder: str, options: Mapping[str, Any]) -> None:
     """Make `comfy` importable: call before anything imports it, and after this process has taken its device.
 
     `options` are values of ComfyUI's command line by the parser's names; those that this one does not have go nowhere.
-
-    Raises:
-        ConfigurationError: there is no ComfyUI, or the process has another one already.
+    ConfigurationError where there is no ComfyUI, or the process has another one already.
     """
     root = Path(folder)
     if not (root / "comfy" / "sd.py").is_file():

@@ -14,7 +14,6 @@ from ...attention.choice import resolve_kernel
 from ...config import COMFYUIS
 from ...errors import UnsupportedModelError
 from ...exchange.head_routes import HeadSharing
-from ...mesh.mesh import single_rank_mesh
 from ...requests.patches import CARRIED
 from ...switches import is_on
 from ..block_attention import Suited
@@ -28,10 +27,8 @@ from .prepared_network import agreeing_on_scales
 from .seam import IN_LOOP, RUN_SIGMAS, enter, look_up
 from .unet import UnetFunctions
 
-_OTHER_VALUES = (0.9, 0.5)
-"""What x and timestep are multiplied by to see whether a recording follows them."""
-_MOST = 4
-"""Tensors that are told apart at once: reference pictures of the CFG branches."""
+_OTHER_VALUES = (0.9, 0.5)  # what x and timestep are multiplied by to see whether a recording follows them
+_MOST = 4  # tensors that are told apart at once: reference pictures of the CFG branches
 
 
 class ComfyNetwork(Network):
@@ -51,10 +48,9 @@ class ComfyNetwork(Network):
         suited = Suited(dtype, head_dim, chosen) if (on_gpu or chosen) and not as_it_is else None
         heads = HeadSharing(described.facts.heads, head_dim, dtype, held.device, kernel)
         token = described.patch[-1] if described.patch else 1
-        super().__init__(heads, token, single_rank_mesh(), held.split, held.stages, held.stream, suited)
+        super().__init__(heads, token, held.stages, held.stream, suited)
         self.rows_together = described.rows_together
         self._held = held
-        self._data = described.data
         self._latent = latent
         self._patches = LivePatches(held.device)
         if compile and described.data is not None:
@@ -110,8 +106,7 @@ class ComfyNetwork(Network):
     @torch.no_grad()
     def invoke(self, method: str, arguments: Mapping[str, Any]) -> torch.Tensor:
         """What a method of the network gives, outside of its forward; no collective."""
-        result: torch.Tensor = getattr(self._held.network, method)(**arguments)
-        return result
+        return getattr(self._held.network, method)(**arguments)
 
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(x_shape) - 2 != self._latent.latent_dimensions:

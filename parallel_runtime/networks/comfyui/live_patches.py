@@ -15,14 +15,12 @@ import torch
 from ...errors import RequestError
 from ...requests.comfyui_code import Guidance
 from ...requests.patches import CARRIED, FUNCTIONS, OBJECTS, PATCHES, REPLACED, SIGMAS, Attached, Patch
-from .node_rules import AROUND_GUIDER, PatchRule, guidance_rule_of, rule_of
+from .node_rules import AROUND_GUIDER, GUIDANCE_RULES, PatchRule, rule_of
 
 _BETWEEN = {"post_input", "double_block", "single_block", "noise_refiner"}
 """Patches that no network calls inside of a block; the others may be."""
-_BLOCKS = "dit"
-"""Replaced are whole blocks, from outside of them."""
-_ENDS = "free"
-"""Method of an object that remembers by which ComfyUI has it let go of that behind a run."""
+_BLOCKS = "dit"  # replaced are whole blocks, from outside of them
+_ENDS = "free"  # method of an object that remembers by which ComfyUI has it let go of that behind a run
 
 
 class LivePatches:
@@ -33,11 +31,8 @@ class LivePatches:
         self._kept: dict[int, Any] = {}
 
     def put_in(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """`transformer_options` with the functions in the places where ComfyUI's networks look for them.
-
-        Raises:
-            RequestError: a function that this ComfyUI does not have, or that no rank may run.
-        """
+        """`transformer_options` with the functions in the places where ComfyUI's networks look for them. RequestError
+        for one that this ComfyUI does not have, or that no rank may run."""
         carried = options.get(CARRIED)
         if not carried:
             return dict(options)
@@ -45,9 +40,8 @@ class LivePatches:
         put = {name: value for name, value in options.items() if name != CARRIED}
         # The order of the client: values stand with the first patch of a number.
         put |= {name: self._make(patch, made) for name, patch in carried.get(OBJECTS, {}).items()}
-        patches = {
-            kind: [self._make(patch, made) for patch in several] for kind, several in carried.get(PATCHES, {}).items()
-        }
+        lists = carried.get(PATCHES, {}).items()
+        patches = {kind: [self._make(patch, made) for patch in several] for kind, several in lists}
         replaced: dict[str, dict[Any, Any]] = {}
         for kind, key, patch in carried.get(REPLACED, []):
             replaced.setdefault(kind, {})[tuple(key) if isinstance(key, list) else key] = self._make(patch, made)
@@ -102,10 +96,7 @@ def act_between_blocks(carried: Mapping[str, Any]) -> bool:
 
 def build(code: str, rule: PatchRule, values: Mapping[str, Any]) -> Any:
     """A function over a closure of these values, or an object with them as attributes; nothing of it runs here.
-
-    Raises:
-        RequestError: this ComfyUI does not have it.
-    """
+    RequestError where this ComfyUI does not have it."""
     module, _, path = code.partition(":")
     owner, *inner = [name for name in path.split(".") if name != "<locals>"]
     try:
@@ -153,16 +144,12 @@ _SEVERAL = ("sampler_pre_cfg_function", "sampler_post_cfg_function", AROUND_GUID
 
 
 def make_guidance(functions: Sequence[Guidance], sampling: Any) -> dict[str, Any]:
-    """Entries of ComfyUI's `model_options`, of which those that read it have ComfyUI's model sampling.
-
-    What a function has the network do inside stays data there, as it comes with a conditioning.
-
-    Raises:
-        RequestError: a function that this ComfyUI does not have, or that no rank may run.
-    """
+    """Entries of ComfyUI's `model_options`, of which those that read it have ComfyUI's model sampling. What a function
+    has the network do inside stays data there, as it comes with a conditioning. RequestError for one that this ComfyUI
+    does not have, or that no rank may run."""
     made: dict[str, Any] = {}
     for each in functions:
-        rule = guidance_rule_of(each.code)
+        rule = rule_of(each.code, GUIDANCE_RULES)
         inside = {name: str(each.values.get(name)) for name in rule.functions} if rule is not None else {}
         if rule is None or each.place not in (*_ONE, *_SEVERAL) or not all(map(rule_of, inside.values())):
             raise RequestError("The workers were sent {code}, which no worker may run.", "Report this.", code=each.code)

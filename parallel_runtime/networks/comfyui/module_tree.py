@@ -10,8 +10,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...errors import RequestError
 from ...requests.trees import flatten, restore
@@ -31,17 +30,14 @@ def class_name(kind: Any) -> str:
     return f"{found}:{kind.__qualname__}"
 
 
-def describe_module(module: nn.Module, tensors: list[torch.Tensor]) -> dict[str, Any]:
-    """The network as plain data, in which tensors are their places in `tensors`, to which they are added.
-
-    Raises:
-        RequestError: a part holds what is no data.
-    """
+def describe_module(module: nn.Module, tensors: list[Tensor]) -> dict[str, Any]:
+    """The network as plain data, in which tensors are their places in `tensors`, to which they are added. RequestError
+    where a part holds what is no data."""
     fields = {}
     for name, value in vars(module).items():
         if name in _OF_EVERY_MODULE:
             continue
-        none: list[torch.Tensor] = []
+        none: list[Tensor] = []
         try:
             fields[name] = flatten(value, none)
             if none:
@@ -63,12 +59,9 @@ def describe_module(module: nn.Module, tensors: list[torch.Tensor]) -> dict[str,
     return {"class": class_name(type(module)), "fields": fields, "children": children, **own}
 
 
-def build_module(form: Any, tensors: Sequence[torch.Tensor]) -> nn.Module:
-    """The network that `describe_module` was given, over other tensors.
-
-    Raises:
-        RequestError: no such data, or a class that this ComfyUI does not have.
-    """
+def build_module(form: Any, tensors: Sequence[Tensor]) -> nn.Module:
+    """The network that `describe_module` was given, over other tensors. RequestError for no such data, or a class that
+    this ComfyUI does not have."""
     module, _, path = str(form["class"]).partition(":")
     found: Any = None
     if module.startswith(_MODULES):

@@ -27,13 +27,9 @@ _MARK = "_asks_the_split"
 
 
 def ask_the_split(modules: Iterable[str]) -> None:
-    """Have these modules' attention go over the tokens of all ranks wherever a block runs that is cut.
-
-    Nothing undoes it: where no split is running, the name does what it did.
-
-    Raises:
-        UnsupportedModelError: a module calls its attention by no name that is known here.
-    """
+    """Have these modules' attention go over the tokens of all ranks wherever a block runs that is cut. Nothing undoes
+    it: where no split is running, the name does what it did. UnsupportedModelError where a module calls its attention
+    by no name that is known here."""
     for each in modules:
         module = importlib.import_module(each)
         names = [name for name in (*_NAMES, _CHOOSER) if name in vars(module)]
@@ -64,18 +60,13 @@ def _asking(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _choosing(choose: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(choose)
-    def chosen(*args: Any, **kwargs: Any) -> Callable[..., Any]:
-        return _asking(choose(*args, **kwargs))
-
-    return chosen
+    return functools.wraps(choose)(lambda *args, **kwargs: _asking(choose(*args, **kwargs)))
 
 
 _LAYOUT = "TensorCoreNVFP4Layout"
 _LARGEST = 448.0 * 6.0
 """What the largest value becomes: the largest scale of a block of values, times the largest number of four bits."""
-_CHOSEN = "experts"
-"""Layers below modules of this name run for the tokens that chose them, maybe on one rank alone."""
+_CHOSEN = "experts"  # layers below modules of this name run for the tokens that chose them, maybe on one rank alone
 
 
 def find_scales(network: nn.Module, split: TokenSplit) -> None:
@@ -113,11 +104,7 @@ def _agreed(tensor: torch.Tensor, split: TokenSplit) -> torch.Tensor | None:
 
 
 def prepare_network(network: nn.Module, data: Network, split: TokenSplit) -> None:
-    """Change the network so, once; `split` says which ranks.
-
-    Raises:
-        UnsupportedModelError: it is not as the data says.
-    """
+    """Change the network so, once; `split` says which ranks. UnsupportedModelError where it is not as the data says."""
     ask_the_split(data.attention_in)
     hide_quantised(network)
     find_scales(network, split)

@@ -13,32 +13,24 @@ from ..tables.comfyui import find_network
 
 
 def seam_of(network: nn.Module) -> str:
-    """Name of the method: `_forward`, behind the wrappers of other nodes, where a network has one.
-
-    Some networks do more around it in `forward` (MiniMax H3 rescales the audio), which ComfyUI's process does already,
-    but for a loop in the ranks.
-    """
+    """Name of the method: `_forward`, behind the wrappers of other nodes, where a network has one. What some do around
+    it in `forward` (MiniMax H3 rescales the audio) ComfyUI's process does already, but for a loop in the ranks."""
     return "_forward" if hasattr(network, "_forward") else "forward"
 
 
-IN_LOOP = "in_loop"
-"""Argument of calls that a loop in the ranks makes of a network which rescales."""
+IN_LOOP = "in_loop"  # argument of calls that a loop in the ranks makes of a network which rescales
 
 
 def enter(network: nn.Module, x: Any, timestep: Tensor, arguments: Mapping[str, Any], in_loop: bool = False) -> Any:
-    """Call the network at the seam, `in_loop` with what it does around it.
-
-    Args:
-        arguments: without those that are None, which some networks want to be told.
-    """
+    """Call the network at the seam, `in_loop` with what it does around it. `arguments` are without those that are None,
+    which some networks want to be told."""
     method = getattr(network, "forward" if in_loop else seam_of(network))
     taken = inspect.signature(method).parameters.values()
     required = [each.name for each in taken if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
     return method(x, timestep, **{**dict.fromkeys(required[2:]), **arguments})
 
 
-RUN_SIGMAS = "run_sigmas"
-"""Argument of a call: sigmas of the run (N,), and the timesteps of them."""
+RUN_SIGMAS = "run_sigmas"  # argument of a call: sigmas of the run (N,), and the timesteps of them
 _CALL, _RUN = "sigmas", "sample_sigmas"
 """ComfyUI's transformer options: (B,) of this call, (N,) of the run."""
 
@@ -50,11 +42,8 @@ def reads_sigmas(network: nn.Module) -> bool:
 
 
 def tabulate(options: Mapping[str, Any], timestep_of: Callable[[Tensor], Tensor]) -> list[Tensor] | None:
-    """The argument that says what the sigmas of a run are; None where nobody knows.
-
-    Args:
-        timestep_of: the model sampling's rule; a sigma of 0, which is never evaluated, has no place in some.
-    """
+    """The argument that says what the sigmas of a run are; None where nobody knows. `timestep_of` is the model
+    sampling's rule; a sigma of 0, which is never evaluated, has no place in some."""
     sigmas = options.get(_RUN)
     if sigmas is None:
         return None

@@ -1,1 +1,1 @@
-"""Families of diffusers' transformers: a file as data, and an adapter from ComfyUI's call."""
+"""Families of diffusers' transformers: a file as data, and what makes their arguments of ComfyUI's call."""

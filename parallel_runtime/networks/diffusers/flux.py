@@ -15,31 +15,21 @@ import torch.nn.functional as F
 
 from ...errors import RequestError
 from ..tables.blocks import Blocks
-from .adapter import Adapter, Call, pad_sides, tokens_along
-from .spec import TEXT_AND_IMAGE, ModelSpec
+from .spec import TEXT_AND_IMAGE, Call, ModelSpec, pad_sides, tokens_along
 
 _USUAL_GUIDANCE = 3.5
 
 
-@dataclass(frozen=True)
-class TokenAdapter(Adapter):
-    """Latents are (B, C, H, W) in ComfyUI's scale of the family, sigma is the flow time in [0, 1].
+@dataclass(frozen=True, kw_only=True)
+class TokenSpec(ModelSpec):
+    """A family that takes a latent (B, C, H, W) as tokens, each a patch x patch square, sigma as the flow time in
+    [0, 1], and reference images, `ref_latents`, a list of (1 or B, C, h, w): each has an index of its own."""
 
-    Every family carries reference images, `ref_latents`, a list of (1 or B, C, h, w): each has an index of its own.
-
-    Args:
-        patch: a token is a patch x patch square of latent pixels.
-        axes: position ids of a token; the first three are index, row and column, the others are 0 in a picture.
-        index_step: between the indices of the latent and of reference images.
-    """
-
-    patch: int
-    axes: int
-    index_step: int
+    axes: int  # position ids of a token; the first three are index, row and column, the others are 0 in a picture
+    index_step: int  # between the indices of the latent and of reference images
 
     def of_latent(self, call: Call) -> dict[str, Any]:
-        """The latent and its references as tokens (B, tokens, width), and the places of these and of the text's,
-        float32 (tokens, axes)."""
+        """Latent and references as tokens (B, tokens, width); their places and the text's, float32 (tokens, axes)."""
         call.check(self.extras)
         x, pictures = call.x, [call.x]
         for reference in call.extras.get("ref_latents") or ():
@@ -56,7 +46,7 @@ class TokenAdapter(Adapter):
         return {"hidden_states": torch.cat(tokens, dim=1), "img_ids": torch.cat(ids), "txt_ids": text_ids}
 
     def from_transformer(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """(B, tokens, C * patch²), those of the latent first -> (B, C, H, W) with the height and width of x."""
+        """(B, tokens, C * patch²), those of the latent first -> (B, C, H, W) of the height and width of x."""
         height, width = x.shape[-2:]
         rows, columns = tokens_along(height, self.patch), tokens_along(width, self.patch)
         channels = output.shape[-1] // self.patch**2
@@ -91,25 +81,20 @@ def _guidance(call: Call) -> torch.Tensor | None:
     return guidance
 
 
-FLUX = ModelSpec(
+_SINGLE = "single_transformer_blocks"
+_ATTENTION = ("transformer_blocks.*.attn", f"{_SINGLE}.*.attn")
+
+FLUX = TokenSpec(
+    title="FLUX.1",
     transformer_class="FluxTransformer2DModel",
-    cut=(
-        TEXT_AND_IMAGE,
-        replace(
-            TEXT_AND_IMAGE, path="single_transformer_blocks", modulations={"temb": ("norm.linear",)}, parallel=True
-        ),
-    ),
-    self_attention=("transformer_blocks.*.attn", "single_transformer_blocks.*.attn"),
+    cut=(TEXT_AND_IMAGE, replace(TEXT_AND_IMAGE, path=_SINGLE, modulations={"temb": ("norm.linear",)}, parallel=True)),
+    self_attention=_ATTENTION,
     timestep_embedder="time_text_embed",
     timestep_scale=1000.0,
-    adapter=TokenAdapter(
-        "FLUX.1",
-        extras=frozenset({"y", "guidance", "ref_latents"}),
-        patch=2,
-        axes=3,
-        index_step=1,
-        arguments={"pooled_projections": _pooled, "guidance": _guidance},
-    ),
+    axes=3,
+    index_step=1,
+    extras=frozenset({"y", "guidance", "ref_latents"}),
+    arguments={"pooled_projections": _pooled, "guidance": _guidance},
     widths={
         "hidden_states": "in_channels",
         "encoder_hidden_states": "joint_attention_dim",
@@ -124,32 +109,28 @@ def _text_ids(call: Call) -> torch.Tensor:
     return F.pad(places[:, None], (3, 0))
 
 
-FLUX2 = ModelSpec(
+_SINGLE2 = Blocks(
+    _SINGLE, {"hidden_states": 1}, ("hidden_states",), joint={"image_rotary_emb": 0},
+    alike=("temb_mod", "joint_attention_kwargs", "split_hidden_states"),
+    whole_with=("encoder_hidden_states", "text_seq_len"), latent="hidden_states",
+)  # fmt: skip
+
+FLUX2 = TokenSpec(
+    title="FLUX.2",
     transformer_class="Flux2Transformer2DModel",
     cut=(
         replace(TEXT_AND_IMAGE, alike=("temb_mod_img", "temb_mod_txt", "joint_attention_kwargs"), modulations={}),
-        Blocks(
-            "single_transformer_blocks",
-            {"hidden_states": 1},
-            ("hidden_states",),
-            joint={"image_rotary_emb": 0},
-            alike=("temb_mod", "joint_attention_kwargs", "split_hidden_states"),
-            whole_with=("encoder_hidden_states", "text_seq_len"),
-            latent="hidden_states",
-        ),
+        _SINGLE2,
     ),
-    self_attention=("transformer_blocks.*.attn", "single_transformer_blocks.*.attn"),
+    self_attention=_ATTENTION,
     # The bare sinusoid: the embedder around it casts what it gets to the timestep's dtype, which must be the model's.
     timestep_embedder="time_guidance_embed.time_proj",
     timestep_scale=1000.0,
-    adapter=TokenAdapter(
-        "FLUX.2",
-        extras=frozenset({"guidance", "ref_latents"}),
-        patch=1,
-        axes=4,
-        index_step=10,
-        arguments={"guidance": Call.guidance, "txt_ids": _text_ids},
-    ),
     token=1,
+    patch=1,
+    axes=4,
+    index_step=10,
+    extras=frozenset({"guidance", "ref_latents"}),
+    arguments={"guidance": Call.guidance, "txt_ids": _text_ids},
     widths={"hidden_states": "in_channels", "encoder_hidden_states": "joint_attention_dim"},
 )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from ...errors import RequestError
-from .adapter import Call, WholeLatentAdapter, tokens_along
-from .spec import IMAGE, ModelSpec
+from .spec import IMAGE, Call, ModelSpec, tokens_along
 
-_BASE = 32
-"""Tokens along one side of the 512² pictures that positions are measured by."""
+_BASE = 32  # tokens along one side of the 512² pictures that positions are measured by
 _THETA = 10000.0
 
 
@@ -33,36 +30,31 @@ def _angles(count: int, longest: int, dim: int, device: torch.device) -> torch.T
     return torch.outer(places.float(), frequencies).repeat_interleave(2, dim=1)
 
 
-def masked_text(
-    text_of: Callable[[Call], torch.Tensor | None], mask_name: str, trained: str
-) -> tuple[Callable[[Call], torch.Tensor], Callable[[Call], torch.Tensor]]:
-    """How one encoder's text (B, tokens, width) and its mask (B, tokens) are made of a call.
+def _text_and_mask(call: Call, text: torch.Tensor | None, name: str, trained: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """One encoder's text (B, tokens, width) and the mask of that name (B, tokens): True where the text stays, False
+    where the learned padding goes, which has `trained` (a name in the config) tokens."""
+    mask, length = call.extras.get(name), call.config[trained]
+    if text is None or mask is None or text.ndim != 3 or mask.shape[1:] != text.shape[1:2]:
+        shapes = [None if value is None else tuple(value.shape) for value in (text, mask)]
+        what = "{title} takes the texts of two encoders with their masks, and got {shapes} and {shapes2}."
+        fix = "Encode the prompt with HunyuanDiT's text encoders."
+        raise RequestError(what, fix, title=call.title, shapes=shapes[0], shapes2=shapes[1])
+    if text.shape[1] != length:
+        what = "{title} takes texts of {length} tokens, and got {shape}."
+        raise RequestError(what, "Fill the text up, or cut it.", title=call.title, length=length, shape=text.shape[1])
+    return call.rows("text", text), call.rows("text mask", mask).bool()
 
-    The mask is True where the text stays and False where the learned padding goes, which has `trained` (a name in the
-    config) tokens.
-    """
 
-    def checked(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-        text, mask, length = text_of(call), call.extras.get(mask_name), call.config[trained]
-        if text is None or mask is None or text.ndim != 3 or mask.shape[1:] != text.shape[1:2]:
-            shapes = [None if value is None else tuple(value.shape) for value in (text, mask)]
-            what = "{title} takes the texts of two encoders with their masks, and got {shapes} and {shapes2}."
-            fix = "Encode the prompt with HunyuanDiT's text encoders."
-            raise RequestError(what, fix, title=call.title, shapes=shapes[0], shapes2=shapes[1])
-        if text.shape[1] != length:
-            what = "{title} takes texts of {length} tokens, and got {shape}."
-            fix = "Fill the text up, or cut it."
-            raise RequestError(what, fix, title=call.title, length=length, shape=text.shape[1])
-        return call.rows("text", text), call.rows("text mask", mask)
+def _clip(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    return _text_and_mask(call, call.context, "text_embedding_mask", "text_len")
 
-    return lambda call: checked(call)[0], lambda call: checked(call)[1].bool()
+
+def _t5(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    text = call.extras.get("encoder_hidden_states_t5")
+    return _text_and_mask(call, text, "text_embedding_mask_t5", "text_len_t5")
 
 
 _SIZES = 6  # numbers of a picture's sizes
-_TEXT, _MASK = masked_text(lambda call: call.context, "text_embedding_mask", "text_len")
-_TEXT_T5, _MASK_T5 = masked_text(
-    lambda call: call.extras.get("encoder_hidden_states_t5"), "text_embedding_mask_t5", "text_len_t5"
-)
 
 
 def _sizes(call: Call) -> torch.Tensor | None:
@@ -88,26 +80,22 @@ def prepare(transformer: torch.nn.Module) -> None:
 
 
 HUNYUAN_DIT = ModelSpec(
+    title="HunyuanDiT",
     transformer_class="HunyuanDiT2DModel",
     cut=(replace(IMAGE, joint={"image_rotary_emb": 0}, rows={"skip": ("hidden_states", 1)}, skips=True),),
     self_attention=("blocks.*.attn1",),
     timestep_embedder="time_extra_emb",
-    adapter=WholeLatentAdapter(
-        "HunyuanDiT",
-        extras=frozenset(
-            {"text_embedding_mask", "encoder_hidden_states_t5", "text_embedding_mask_t5", "image_meta_size"}
-        ),
-        arguments={
-            "encoder_hidden_states": _TEXT,
-            "text_embedding_mask": _MASK,
-            "encoder_hidden_states_t5": _TEXT_T5,
-            "text_embedding_mask_t5": _MASK_T5,
-            "image_rotary_emb": rotary_embedding,
-            "image_meta_size": _sizes,
-            "style": lambda call: None if _sizes(call) is None else call.x.new_zeros(call.batch, dtype=torch.long),
-        },
-        learned_sigma=True,
-    ),
+    extras=frozenset({"text_embedding_mask", "encoder_hidden_states_t5", "text_embedding_mask_t5", "image_meta_size"}),
+    arguments={
+        "encoder_hidden_states": lambda call: _clip(call)[0],
+        "text_embedding_mask": lambda call: _clip(call)[1],
+        "encoder_hidden_states_t5": lambda call: _t5(call)[0],
+        "text_embedding_mask_t5": lambda call: _t5(call)[1],
+        "image_rotary_emb": rotary_embedding,
+        "image_meta_size": _sizes,
+        "style": lambda call: None if _sizes(call) is None else call.x.new_zeros(call.batch, dtype=torch.long),
+    },
+    learned_sigma=True,
     prepare=prepare,
     widths={"encoder_hidden_states": "cross_attention_dim", "encoder_hidden_states_t5": "cross_attention_dim_t5"},
 )

@@ -17,8 +17,7 @@ from torch import nn
 from ...errors import UnsupportedModelError
 from ...measured import find_version
 
-OLDEST = "0.42"
-"""Oldest version that the families are written for."""
+OLDEST = "0.42"  # oldest version that the families are written for
 _COMPILER = "torch._dynamo"
 _MARK = "diffusers_allows_in_graph"
 _UNUSED = ("transformers", "scipy", "accelerate", "peft", "torchvision")
@@ -54,11 +53,7 @@ def _without_compiler() -> contextlib.AbstractContextManager[None]:
 
 
 def import_diffusers() -> ModuleType:
-    """The package diffusers.
-
-    Raises:
-        UnsupportedModelError: it is not installed, or does not import.
-    """
+    """The package diffusers; UnsupportedModelError where it is not installed, or does not import."""
     fix = 'In the folder of Parallel DiT run Python with: -m pip install ".[diffusers]"'
     found = find_version("diffusers")  # other packs may have brought an older one
     if found is None or find_spec("diffusers") is None or Version(found) < Version(OLDEST):
@@ -75,15 +70,12 @@ def import_diffusers() -> ModuleType:
 
 
 def leave_out_unused_packages() -> None:
-    """Let diffusers find only what a transformer's forward needs, in this whole process.
+    """Let diffusers find only what a transformer's forward needs, in this whole process; see `import_diffusers`.
 
     A transformer's module otherwise imports most of transformers, SciPy and more, for texts, schedulers, LoRA files and
     quantized ones, and PyTorch's compiler for its decorators: nothing of the pool's, unless it compiles. That is half
     of what a rank would import, 3 s on a slow core, more with a cold file cache. Classes that are imported already stay
     as they are.
-
-    Raises:
-        UnsupportedModelError: see `import_diffusers`.
     """
     utilities = import_diffusers().utils
     availability = utilities.import_utils
@@ -98,8 +90,6 @@ def leave_out_unused_packages() -> None:
 
 
 def untraced_classes(module: nn.Module) -> set[type]:
-    """Of a model's classes, those that the compiler is not to trace: what diffusers would have told it by itself.
-
-    What it wanted to keep from being compiled are hooks of other ways to cache steps, which no rank applies.
-    """
+    """Of a model's classes, those that the compiler is not to trace: what diffusers would have told it by itself. What
+    else it keeps from being compiled are hooks of other ways to cache steps, which no rank applies."""
     return {type(each) for each in module.modules() if getattr(type(each), _MARK, False)}

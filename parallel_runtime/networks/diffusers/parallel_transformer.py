@@ -18,7 +18,7 @@ from ...exchange.head_routes import HeadSharing
 from ...mesh.mesh import Mesh
 from ...streaming.block_stream import BlockStream
 from ..attention_operator import attend_by_kernel
-from ..cut_blocks import WholeBlock, cut_blocks, unknown_blocks
+from ..cut_blocks import cut_blocks, keep_whole, unknown_blocks
 from ..marked_blocks import find_modules
 from ..network import Network
 from ..stages import Stages
@@ -50,9 +50,8 @@ class ParallelTransformer(Network):
         compile: regional torch.compile of the blocks in `spec.block_lists`.
         owned: (start, stop) of the blocks that have weights; None: all.
 
-    Raises:
-        UnsupportedModelError: the transformer is not what the spec describes, or its attention cannot be exchanged.
-        ConfigurationError: the mesh or the attention backend cannot be used here.
+    UnsupportedModelError where the transformer is not what the spec describes, or its attention cannot be exchanged;
+    ConfigurationError where the mesh or the attention backend cannot be used here.
     """
 
     def __init__(
@@ -68,10 +67,10 @@ class ParallelTransformer(Network):
         heads = _look_at(transformer, spec, attention)
         self.transformer, self.spec = transformer, spec
         split = TokenSplit(mesh)
-        stages = Stages(transformer, spec.network, split, owned)
-        super().__init__(heads, spec.token, mesh, split, stages, stream)
+        super().__init__(heads, spec.token, Stages(transformer, spec.network, split, owned), stream)
         self._signature = inspect.signature(transformer.forward)
-        self._timestep = ExactTimestep(spec.timestep_scale)
+        self._timestep: torch.Tensor | None = None
+        """Of the forward that runs, until its embedder has it: (batch,), scaled, before the transformer rounds it."""
         lists = [found for path in spec.block_lists for found in find_modules(transformer, (path,)).values()]
         blocks = [block for each in lists for block in each.children()]
         self.check_ring(mesh)
@@ -87,7 +86,7 @@ class ParallelTransformer(Network):
         # From here on the transformer is changed.
         rebind.apply(attending, attend_by_kernel)
         embedder = transformer.get_submodule(spec.timestep_embedder)
-        embedder.register_forward_pre_hook(self._timestep.hook, with_kwargs=True)
+        embedder.register_forward_pre_hook(self._give_timestep, with_kwargs=True)
         if compile:
             from ...acceleration.compiler import allow_in_graph
             from .lean_imports import untraced_classes
@@ -96,9 +95,8 @@ class ParallelTransformer(Network):
             exchange_rotary(attending.values())
             self._compile(transformer, spec.cut)
         cut_blocks(transformer, spec.cut, split)
-        if not spec.cut:
-            for block in blocks:
-                block.forward = WholeBlock(block, split)
+        for block in blocks if not spec.cut else ():
+            keep_whole(block, split)
         self._record()
         if stream is not None:
             stream.wrap(blocks)
@@ -113,27 +111,36 @@ class ParallelTransformer(Network):
         return self.record_or_call("predict", x, timestep, dict(conditioning))
 
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return self.spec.adapter.output_shape(x_shape, self.config)
+        return self.spec.output_shape(x_shape, self.config)
 
     def call_at_once(self, convention: str, *args: Any, **kwargs: Any) -> Any:
-        """What `forward` and `predict` (their names are the convention) do, without recording.
-
-        The adapter's part of a prediction is recorded with the forward: all of it is one launch.
-        """
+        """What `forward` and `predict` (their names are the convention) do, without recording. What the spec makes of a
+        prediction is recorded with the forward: all of it is one launch."""
         if convention == "forward":
             return self._run(*args, **kwargs)
         x, timestep, conditioning = args
-        arguments = self.spec.adapter.to_transformer(x, timestep, config=self.config, **conditioning)
-        return self.spec.adapter.from_transformer(self._run(**arguments, return_dict=False)[0], x)
+        arguments = self.spec.to_transformer(x, timestep, config=self.config, **conditioning)
+        return self.spec.from_transformer(self._run(**arguments, return_dict=False)[0], x)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        self._timestep.begin(self._signature.bind(*args, **kwargs).arguments.get("timestep"))
+        timestep = self._signature.bind(*args, **kwargs).arguments.get("timestep")
+        self._timestep = None if timestep is None else timestep.to(torch.float32) * self.spec.timestep_scale
         with self._running():
             return self.transformer(*args, **kwargs)
 
+    def _give_timestep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward pre-hook (with_kwargs) of the embedder: its first argument becomes the exact timestep. Once per
+        forward: where the embedder is the bare sinusoid, models call it again for the guidance."""
+        timestep, self._timestep = self._timestep, None
+        if timestep is None:
+            return None
+        if args:
+            return (timestep, *args[1:]), kwargs
+        return args, {**kwargs, next(iter(inspect.signature(module.forward).parameters)): timestep}
+
     def forget_runs(self) -> None:
         super().forget_runs()
-        self._timestep.begin(None)
+        self._timestep = None
 
     __call__ = forward
 
@@ -143,30 +150,4 @@ class ParallelTransformer(Network):
         return getattr(self.transformer, name)
 
 
-parallelize = ParallelTransformer
-"""Let the ranks of a mesh run a transformer together."""
-
-
-class ExactTimestep:
-    """Holds the timestep of the current forward for the embedder's pre-hook; one object per wrapped transformer."""
-
-    def __init__(self, scale: float):
-        self._scale = scale
-        self._scaled: torch.Tensor | None = None
-
-    def begin(self, timestep: torch.Tensor | None) -> None:
-        """Note the forward's timestep, (batch,), before the transformer rounds it."""
-        self._scaled = None if timestep is None else timestep.to(torch.float32) * self._scale
-
-    def hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Forward pre-hook (with_kwargs) of the embedder: its first argument becomes the exact timestep.
-
-        Once per forward: where the embedder is the bare sinusoid, models call it again for the guidance.
-        """
-        scaled, self._scaled = self._scaled, None
-        if scaled is None:
-            return None
-        if args:
-            return (scaled, *args[1:]), kwargs
-        first = next(iter(inspect.signature(module.forward).parameters))
-        return args, {**kwargs, first: scaled}
+parallelize = ParallelTransformer  # let the ranks of a mesh run a transformer together

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ...errors import RequestError
-from .adapter import Call, WholeLatentAdapter
-from .spec import IMAGE, ModelSpec
+from .spec import IMAGE, Call, ModelSpec
 
 _PATCH = 2
 _PIXELS = 8  # of the picture along one side of a latent pixel
@@ -55,33 +54,22 @@ def prepare(transformer: torch.nn.Module) -> None:
     embedding.register_forward_pre_hook(scale_positions)
 
 
+_BLOCKS = replace(
+    IMAGE, path="transformer_blocks", longer={"encoder_hidden_states": 1, "encoder_attention_mask": 2},
+    alike=("encoder_hidden_states", "encoder_attention_mask", "timestep", "cross_attention_kwargs", "class_labels",
+           "added_cond_kwargs"), whole_with=("attention_mask",),
+)  # fmt: skip
+
 PIXART = ModelSpec(
+    title="PixArt",
     transformer_class="PixArtTransformer2DModel",
-    cut=(
-        replace(
-            IMAGE,
-            path="transformer_blocks",
-            alike=(
-                "encoder_hidden_states",
-                "encoder_attention_mask",
-                "timestep",
-                "cross_attention_kwargs",
-                "class_labels",
-                "added_cond_kwargs",
-            ),
-            longer={"encoder_hidden_states": 1, "encoder_attention_mask": 2},
-            whole_with=("attention_mask",),
-        ),
-    ),
+    cut=(_BLOCKS,),
     self_attention=("transformer_blocks.*.attn1",),
     timestep_embedder="adaln_single",
-    adapter=WholeLatentAdapter(
-        "PixArt",
-        extras=frozenset({"c_size", "c_ar"}),
-        arguments={"added_cond_kwargs": _micro_conditions},
-        check=_check,
-        learned_sigma=True,
-    ),
+    extras=frozenset({"c_size", "c_ar"}),
+    arguments={"added_cond_kwargs": _micro_conditions},
+    check=_check,
+    learned_sigma=True,
     former_class=_FORMER,
     ignores=_FORMER_KEYS,
     belongs=lambda config: config["_class_name"] != _FORMER or config.get("norm_type") == "ada_norm_single",

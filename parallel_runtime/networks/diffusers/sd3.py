@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 
 from ...errors import RequestError
-from .adapter import Call, WholeLatentAdapter, tokens_along
-from .spec import TEXT_AND_IMAGE, ModelSpec
+from .spec import TEXT_AND_IMAGE, Call, ModelSpec, tokens_along
 
 _PATCH = 2
 
@@ -32,22 +31,17 @@ def _pooled(call: Call) -> torch.Tensor:
     return pooled
 
 
+_TOKENS = {"hidden_states": 1, "encoder_hidden_states": 1}
+
 SD3 = ModelSpec(
+    title="SD3/3.5",
     transformer_class="SD3Transformer2DModel",
     # Image tokens come first, and in some blocks of SD3.5 medium they attend to each other once more.
-    cut=(
-        replace(
-            TEXT_AND_IMAGE,
-            tokens={"hidden_states": 1, "encoder_hidden_states": 1},
-            joint={},
-            alone="hidden_states",
-            again="attn2",
-        ),
-    ),
+    cut=(replace(TEXT_AND_IMAGE, tokens=_TOKENS, joint={}, alone="hidden_states", again="attn2"),),
     self_attention=("transformer_blocks.*.attn", "transformer_blocks.*.attn2"),
     timestep_embedder="time_text_embed",
-    adapter=WholeLatentAdapter(
-        "SD3/3.5", extras=frozenset({"y"}), arguments={"pooled_projections": _pooled}, check=_check
-    ),
+    extras=frozenset({"y"}),
+    arguments={"pooled_projections": _pooled},
+    check=_check,
     widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
 )

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 
 from ...errors import RequestError
-from .adapter import Call, WholeLatentAdapter
-from .spec import ModelSpec
+from .spec import Call, ModelSpec
 
 
 def _micro_conditions(call: Call) -> dict[str, torch.Tensor]:
@@ -26,6 +25,7 @@ def _micro_conditions(call: Call) -> dict[str, torch.Tensor]:
 
 
 SDXL = ModelSpec(
+    title="SDXL",
     transformer_class="UNet2DConditionModel",
     # Stable Diffusion 1 and 2 have no sizes beside the text; Kolors has another width of text.
     belongs=lambda config: config.get("addition_embed_type") == "text_time" and not config.get("encoder_hid_dim"),
@@ -33,8 +33,9 @@ SDXL = ModelSpec(
     self_attention=(),
     token=4,  # most of the transformer blocks are at a quarter of the resolution
     timestep_embedder="time_proj",
-    adapter=WholeLatentAdapter(
-        "SDXL", extras=frozenset({"y"}), arguments={"added_cond_kwargs": _micro_conditions}, latent="sample", patch=1
-    ),
+    extras=frozenset({"y"}),
+    arguments={"added_cond_kwargs": _micro_conditions},
+    latent="sample",
+    patch=1,
     widths={"encoder_hidden_states": "cross_attention_dim"},
 )

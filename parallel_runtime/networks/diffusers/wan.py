@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 
 from ...errors import RequestError
-from .adapter import Call, WholeLatentAdapter, tokens_along
-from .spec import IMAGE, ModelSpec
+from .spec import IMAGE, Call, ModelSpec, tokens_along
 
 _LONGEST_SIDE = 1024  # tokens along one side that diffusers' rotary embedding holds
 _TEXT_TOKENS = 512  # of text behind an image embedding: diffusers tells the two apart by this number
@@ -46,12 +45,14 @@ def _image(call: Call) -> torch.Tensor | None:
 
 
 WAN = ModelSpec(
+    title="Wan",
     transformer_class="WanTransformer3DModel",
     cut=(replace(IMAGE, joint={"rotary_emb": 1}),),
     self_attention=("blocks.*.attn1",),
     timestep_embedder="condition_embedder",
-    adapter=WholeLatentAdapter(
-        "Wan", frozenset({"clip_fea"}), {"encoder_hidden_states_image": _image}, _check, frames=True
-    ),
+    extras=frozenset({"clip_fea"}),
+    arguments={"encoder_hidden_states_image": _image},
+    check=_check,
+    frames=True,
     widths={"encoder_hidden_states": "text_dim", "encoder_hidden_states_image": "image_dim"},
 )
