@@ -27,7 +27,7 @@ def stage_of(transformer: nn.Module, spec: ModelSpec, mesh: Mesh, compile: bool 
     """Wrap a diffusers transformer that has all its blocks as this rank's stage; the others' weights go."""
     blocks = all_blocks(transformer, spec.cut)
     owned = split_blocks([1.0] * len(blocks), mesh.plan.pipe)[mesh.coordinate["pipe"]]
-    let_go([*blocks[: owned[0]], *blocks[owned[1] :]])
+    let_go(transformer, spec.cut, owned)
     wrapped = parallelize(transformer, spec, mesh, compile=compile, owned=owned)
     wrapped.stages.run_as(owned)
     return wrapped

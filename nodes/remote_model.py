@@ -52,8 +52,9 @@ def choose_types(file: HostFile, weight_dtype: str) -> tuple[torch.dtype, torch.
     RequestError where ComfyUI was started with one that the pool does not have."""
     supported = list(file.config.supported_inference_dtypes)
     device = comfy.model_management.get_torch_device()
+    numbers = sum(tensor.numel() for tensor in file.state_dict.values())
     weights = (DTYPES | FLOAT8).get(weight_dtype) or comfy.model_management.unet_dtype(
-        model_params=file.parameters, supported_dtypes=supported, weight_dtype=file.stored
+        model_params=numbers, supported_dtypes=supported, weight_dtype=file.stored
     )
     cast = comfy.model_management.unet_manual_cast(None if file.stored is None else weights, device, supported)
     if (compute := cast or weights) not in DTYPES.values():

@@ -1,9 +1,11 @@
-"""Calls of the CUDA driver that PyTorch has no name for."""
+"""Calls of CUDA that PyTorch has no name for: the driver's, and those that pin memory of the host."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -47,12 +49,8 @@ class DriverError(RuntimeError):
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call one of the driver's functions.
-
-    Raises:
-        torch.OutOfMemoryError: the device has no memory left.
-        DriverError: any other error, or there is no driver, or it lacks one of the functions.
-    """
+    """Call one of the driver's functions. torch.OutOfMemoryError: the device has no memory left. DriverError: any other
+    error, or there is no driver, or it lacks one of the functions."""
     code = getattr(_library(), name)(*arguments)
     if code == _OUT_OF_MEMORY:
         raise torch.OutOfMemoryError(f"{name}: the device is out of memory.")
@@ -72,3 +70,37 @@ def _library() -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise DriverError(f"The CUDA driver cannot be called: {error}.") from error
     return library
+
+
+PORTABLE = 1
+"""cudaHostRegisterPortable: pinned for every device of the process."""
+MAPPED = 2
+"""cudaHostRegisterMapped: a GPU's streams wait for words in it and write them, too."""
+
+
+def register(memory: torch.Tensor, flags: int = 0) -> bool:
+    """Pin memory (whole, contiguous) that PyTorch's allocator did not give out; returns whether that worked. Where not,
+    copies are slower. Who registers lets go (`unregister`) before the memory is unmapped: its addresses are taken for
+    others, for which this would fail."""
+    if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, flags)) == 0:
+        return True
+    # CUDA's runtime tells of a call that failed at the next launch, whatever that is: it is this one.
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device="cuda")
+    return False
+
+
+def unregister(address: int) -> None:
+    """Let go of memory that was registered, by the address of its first byte."""
+    torch.cuda.cudart().cudaHostUnregister(address)
+
+
+@contextlib.contextmanager
+def pinned(memory: torch.Tensor) -> Iterator[bool]:
+    """Inside, memory is registered, if that works. Not by PyTorch's allocator, which would keep it pinned for ever."""
+    registered = register(memory)
+    try:
+        yield registered
+    finally:
+        if registered:
+            unregister(memory.data_ptr())

@@ -14,25 +14,21 @@ from torch import nn
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.comfyui.without_weights import WithoutWeights
-from ..networks.diffusers.flux import FLUX, FLUX2
-from ..networks.diffusers.hunyuan_dit import HUNYUAN_DIT
+from ..networks.diffusers import flux, hunyuan_dit, pixart, sd3, sdxl, wan
 from ..networks.diffusers.lean_imports import import_diffusers
-from ..networks.diffusers.pixart import PIXART
-from ..networks.diffusers.sd3 import SD3
-from ..networks.diffusers.sdxl import SDXL
 from ..networks.diffusers.spec import ModelSpec
-from ..networks.diffusers.wan import WAN
+from ..networks.stages import let_go
 from ..said import said
-from .config_limits import check_config
 from .files import Identity, expand, find_files, identity, read_json
-from .header import TensorInfo, name_contents, read_header
-from .open_file import OpenFile, Reader
-from .reading import STORED, OnBytes, Place
+from .header import DTYPES, TensorInfo, check_config, name_contents, read_header
+from .reading import Find, OnBytes, Owned, Place, Reader
 from .weight_parts import put
 
 log = logging.getLogger(__name__)
 
-MODELS: tuple[ModelSpec, ...] = (FLUX, FLUX2, SD3, WAN, HUNYUAN_DIT, PIXART, SDXL)
+MODELS: tuple[ModelSpec, ...] = (
+    flux.FLUX, flux.FLUX2, sd3.SD3, wan.WAN, hunyuan_dit.HUNYUAN_DIT, pixart.PIXART, sdxl.SDXL
+)  # fmt: skip
 """The families that are recognised."""
 _QUANTISED_ENDINGS = (".comfy_quant", ".weight_scale", ".scale_weight", ".weight_scale_2", ".absmax", ".quant_map")
 _DTYPE_NAMES = {"F8_E4M3": "fp8", "F8_E5M2": "fp8", "I8": "int8", "U8": "packed 4 or 8 bit"}
@@ -40,29 +36,20 @@ _DTYPE_NAMES = {"F8_E4M3": "fp8", "F8_E5M2": "fp8", "I8": "int8", "U8": "packed 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model that can be loaded.
-
-    Args:
-        spec: its family.
-        config: arguments of the diffusers class that its config.json gives; the class has defaults for others.
-        header: its tensors by name.
-        identity: see `files.identity`, taken before the headers were read.
-    """
+    """A model that can be loaded."""
 
     path: Path
     spec: ModelSpec
     config: Mapping[str, Any]
+    """Arguments of the diffusers class that its config.json gives; the class has defaults for others."""
     header: Mapping[str, TensorInfo]
     identity: Identity
+    """Taken before the headers were read."""
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Find out what `path` is: a diffusers pipeline folder or its transformer folder.
-
-    Raises:
-        CheckpointError: missing or damaged files.
-        UnsupportedModelError: a single file, another format, another model (named), or quantised weights.
-    """
+    """Find out what `path` is: a diffusers pipeline folder or its transformer folder. CheckpointError: missing or
+    damaged files. UnsupportedModelError: a single file, another format or model, or quantised weights."""
     path = expand(path)
     files, config_file = find_files(path)
     if config_file is None:
@@ -96,7 +83,7 @@ def _match_folder(path: Path, config_file: Path, header: Mapping[str, TensorInfo
 
 def _refuse_quantised(path: Path, header: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:
     for key, info in header.items():
-        if info.dtype not in STORED:
+        if info.dtype not in ("F64", "F32", "F16", "BF16"):
             raise _quantised(path, f"has {_DTYPE_NAMES.get(info.dtype, info.dtype)} weights ({key})")
         if key == "scaled_fp8" or key.endswith(_QUANTISED_ENDINGS):
             raise _quantised(path, f"has quantised weights ({key})")
@@ -110,7 +97,6 @@ def _quantised(path: Path, why: str) -> UnsupportedModelError:
 
 
 def _unsupported(path: Path, what: str) -> UnsupportedModelError:
-    """The error for a sound file that is no transformer of ours."""
     names = ", ".join(f"{spec.title} ({spec.transformer_class})" for spec in MODELS)
     text = "{path} is {what}, not a supported diffusion transformer."
     fix = "Choose another file. {supported}"
@@ -120,17 +106,16 @@ def _unsupported(path: Path, what: str) -> UnsupportedModelError:
 class CheckpointReader(Reader):
     """Builds the diffusers class of a checkpoint, with weights of one type; see `Reader`."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, owned: tuple[int, int] | None = None):
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, owned: Owned = None):
         super().__init__(checkpoint.path, checkpoint.identity, checkpoint.spec.cut, owned)
         self._checkpoint = checkpoint
         self._dtype = dtype
 
-    def begin(self, on_bytes: OnBytes) -> OpenFile:
-        """Build diffusers' class, its weights without memory."""
+    def begin(self, on_bytes: OnBytes) -> tuple[nn.Module, Find]:
         checkpoint = self._checkpoint
         network = build_transformer(checkpoint)
         _check_weights(network, checkpoint)
-        self.let_others_go(network)
+        let_go(network, self.lists, self.owned)
         for name, weight in network.state_dict(keep_vars=True).items():
             shape = torch.empty(weight.shape, dtype=self._dtype, device="meta")
             put(network, name, nn.Parameter(shape) if isinstance(weight, nn.Parameter) else shape)
@@ -138,12 +123,11 @@ class CheckpointReader(Reader):
         buffers = dict(network.named_buffers())
 
         def find(name: str, part: int) -> Place | torch.Tensor:
-            info = checkpoint.header.get(name)
-            if info is None:
+            if (info := checkpoint.header.get(name)) is None:
                 return buffers[name]  # its constructor computes it
-            return Place(info.file, info.start, STORED[info.dtype])
+            return Place(info.file, info.start, DTYPES[info.dtype])
 
-        return OpenFile(network, find)
+        return network, find
 
 
 def _check_weights(transformer: nn.Module, checkpoint: Checkpoint) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import warnings
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.comfy_network import OwnCache
 from ..networks.comfyui.prepared_network import prepare_network
 from ..networks.comfyui.without_weights import WithoutWeights, with_parameters
-from ..networks.stages import Stages
+from ..networks.stages import Stages, let_go
 from ..networks.tables.blocks import Network
 from ..networks.token_split import TokenSplit
 from ..replaced import replaced
@@ -25,32 +26,28 @@ from ..streaming.dealer import Dealer
 from .host_file import HostFile, comfyuis_reason
 from .left_in_file import LeftInFile, MappedFile
 from .loaded_weights import LoadedWeights
-from .open_file import OpenFile, Reader
-from .reading import OnBytes, Place, read_through
+from .reading import Find, OnBytes, Owned, Place, Reader, read_through
 from .weight_parts import parts, weights_of
 
 
-def open_network(network: nn.Module, left: LeftInFile | None) -> OpenFile:
-    """A network that ComfyUI has made; `left` is what was left in the file, None where its pack makes all tensors."""
+def find_in(network: nn.Module, left: LeftInFile | None) -> Find:
+    """Where the weights of a network are that ComfyUI has made; `left` is what was left in the file, None where its
+    pack makes all tensors."""
     weights = dict(weights_of(network))  # the network itself gets others
 
     def find(name: str, part: int) -> Place | torch.Tensor:
+        own = parts(weights[name])[part]
         if left is None:
-            return parts(weights[name])[part]
-        source = left.parts(weights[name])[part]
+            return own
+        source = left.sources.get(weights[name], own)
         return left.file.place(source) or source
 
-    return OpenFile(network, find)
+    return find
 
 
 class NetworkReader(Reader):
-    """Has ComfyUI load a file; see `Reader`.
-
-    Args:
-        data: None where the ranks do not share out the network's tokens.
-        dtype: of plain weights; None where the file is quantised and says it itself.
-        fast_float8: see ComfyuiCode.
-    """
+    """Has ComfyUI load a file; see `Reader`. `data` is None where the ranks do not share out the network's tokens;
+    `dtype` is that of plain weights, None where the file is quantised and says it itself."""
 
     def __init__(
         self,
@@ -58,24 +55,55 @@ class NetworkReader(Reader):
         data: Network | None,
         dtype: torch.dtype | None,
         fast_float8: bool = False,
-        owned: tuple[int, int] | None = None,
+        owned: Owned = None,
     ):
         super().__init__(file.path, file.identity, data.blocks if data is not None else (), owned)
         self.data = data
-        self._file = file
-        self._how = file, dtype, fast_float8
+        self._file, self._dtype, self._fast_float8 = file, dtype, fast_float8
 
-    def begin(self, on_bytes: OnBytes) -> OpenFile:
-        """Have ComfyUI build the network."""
-        left = None
-        if (pack := self._file.pack) is not None:
-            read_through(self._file.path, on_bytes)
-            weights, operations = pack.read_file(self._file.path), pack.operations()
-            network = _load(*self._how, weights, {}, custom_operations=operations)
+    def begin(self, on_bytes: OnBytes) -> tuple[nn.Module, Find]:
+        left, file = None, self._file
+        if file.pack is not None:
+            read_through(file.path, on_bytes)
+            network = self._load(file.pack.read_file(file.path), {}, custom_operations=file.pack.operations())
         else:
-            network, left = load_network(*self._how, on_bytes)
-        self.let_others_go(network)
-        return open_network(network, left)
+            network, left = self._leave_in_file(on_bytes)
+        let_go(network, self.lists, self.owned)
+        return network, find_in(network, left)
+
+    def _leave_in_file(self, on_bytes: OnBytes) -> tuple[nn.Module, LeftInFile]:
+        """Load a safetensors file, which the weights are left in; see `LeftInFile`. Nothing is read yet, but `on_bytes`
+        may raise. UnsupportedModelError: ComfyUI cannot read it, with its reason."""
+        mapped = MappedFile(self._file.path)
+        left = LeftInFile(mapped, lambda: on_bytes(0, self._file.size))
+        with left, _made_without_weights(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # it is taken note of
+            network = self._load(dict(mapped.tensors), mapped.metadata)
+        if lacking := left.lacking(network):  # what the loader leaves there may be what a layer begins with
+            whole = self._load(dict(mapped.tensors), mapped.metadata)
+            for path, name in lacking:
+                setattr(network.get_submodule(path), name, getattr(whole.get_submodule(path), name))
+        return network, left
+
+    def _load(self, state_dict: Any, metadata: dict[str, str], **more: Any) -> nn.Module:
+        """ComfyUI's own loader."""
+        import comfy.sd
+        import comfy.utils
+
+        file, load = self._file, comfy.sd.load_diffusion_model_state_dict
+        if "disable_dynamic" in inspect.signature(load).parameters:
+            load = functools.partial(load, disable_dynamic=True)
+        options = {"dtype": self._dtype, "fp8_optimizations": self._fast_float8, **more}
+        options["offload_device"] = torch.device("cpu")
+        if beside := file.beside & file.outside.keys():  # ComfyUI would leave out what has not the prefix
+            kept = {name: state_dict[name] for name in beside}
+            state_dict = comfy.utils.state_dict_prefix_replace(state_dict, {file.prefix: ""}, filter_keys=True) | kept
+        with comfyuis_reason(said("ComfyUI cannot load {path}", path=file.path)):
+            patcher = load(state_dict, model_options=options, metadata=metadata)
+        if patcher is None:
+            raise UnsupportedModelError("ComfyUI does not recognise {path}.", "Choose another file.", path=file.path)
+        network: nn.Module = patcher.model.diffusion_model
+        return network
 
 
 class NetworkWeights(LoadedWeights):
@@ -123,27 +151,6 @@ class NetworkWeights(LoadedWeights):
         super().give_back()
 
 
-def load_network(
-    file: HostFile, dtype: torch.dtype | None, fast_float8: bool, on_bytes: OnBytes
-) -> tuple[nn.Module, LeftInFile]:
-    """ComfyUI's own loader on a safetensors file, which the weights are left in; see `LeftInFile`. Nothing is read yet,
-    but `on_bytes` may raise.
-
-    Raises:
-        UnsupportedModelError: ComfyUI cannot read it, with its reason.
-    """
-    mapped = MappedFile(file.path)
-    left = LeftInFile(mapped, lambda: on_bytes(0, file.size))
-    with left, _made_without_weights(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # it is taken note of
-        network = _load(file, dtype, fast_float8, dict(mapped.tensors), mapped.metadata)
-    if lacking := left.lacking(network):  # what the loader leaves there may be what a layer begins with
-        whole = _load(file, dtype, fast_float8, dict(mapped.tensors), mapped.metadata)
-        for path, name in lacking:
-            setattr(network.get_submodule(path), name, getattr(whole.get_submodule(path), name))
-    return network, left
-
-
 @contextlib.contextmanager
 def _made_without_weights() -> Iterator[None]:
     """Inside, ComfyUI makes networks, and nothing else, without memory for their weights."""
@@ -159,26 +166,3 @@ def _made_without_weights() -> Iterator[None]:
 
     with replaced(BaseModel, "__init__", make):
         yield
-
-
-def _load(
-    file: HostFile, dtype: torch.dtype | None, fast_float8: bool, state_dict: Any, metadata: dict[str, str], **more: Any
-) -> nn.Module:
-    import comfy.sd
-    import comfy.utils
-
-    load = comfy.sd.load_diffusion_model_state_dict
-    static: dict[str, Any] = (
-        {"disable_dynamic": True} if "disable_dynamic" in inspect.signature(load).parameters else {}
-    )
-    cpu = torch.device("cpu")
-    options = {"dtype": dtype, "offload_device": cpu, "fp8_optimizations": fast_float8, **more}
-    if beside := file.beside & file.outside.keys():  # ComfyUI would leave out what has not the prefix
-        kept = {name: state_dict[name] for name in beside}
-        state_dict = comfy.utils.state_dict_prefix_replace(state_dict, {file.prefix: ""}, filter_keys=True) | kept
-    with comfyuis_reason(said("ComfyUI cannot load {path}", path=file.path)):
-        patcher = load(state_dict, model_options=options, metadata=metadata, **static)
-    if patcher is None:
-        raise UnsupportedModelError("ComfyUI does not recognise {path}.", "Choose another file.", path=file.path)
-    network: nn.Module = patcher.model.diffusion_model
-    return network

@@ -4,12 +4,12 @@ is said of one that cannot be read."""
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ..errors import CheckpointError, UnsupportedModelError
 
@@ -24,11 +24,8 @@ _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
 
 def find_files(path: str | Path) -> tuple[tuple[Path, ...], Path | None]:
     """The safetensors files, in a fixed order, and the config.json of a folder; None for a single file.
-
-    Raises:
-        CheckpointError: nothing there, a folder without config.json or weights, a missing shard.
-        UnsupportedModelError: a pipeline without a transformer, or weights that are not safetensors.
-    """
+    CheckpointError: nothing there, a folder without config.json or weights, a missing shard. UnsupportedModelError: a
+    pipeline without a transformer, or weights that are not safetensors."""
     path = expand(path)
     with reading(path):
         if path.is_file():
@@ -91,8 +88,8 @@ def _find_weights(folder: Path) -> tuple[Path, ...]:
 
 
 def _read_index(index: Path) -> tuple[Path, ...]:
-    names = read_json(index).get("weight_map", {})
-    if not isinstance(names, dict) or not names or not all(map(_is_file_name, names.values())):
+    names = read_json(index).get("weight_map")
+    if not names or not isinstance(names, dict) or not all(map(_is_file_name, names.values())):
         what = "{index} does not list the files of the model."
         raise CheckpointError(what, "Download the folder again.", index=index)
     files = tuple(index.parent / name for name in sorted(set(names.values())))
@@ -105,12 +102,7 @@ def _read_index(index: Path) -> tuple[Path, ...]:
 
 
 def _is_file_name(name: Any) -> bool:
-    """A name that a file can have, which a string of JSON need not be."""
-    try:
-        usable = isinstance(name, str) and b"\0" not in name.encode()
-    except UnicodeEncodeError:
-        return False
-    return usable and Path(name).name == name
+    return isinstance(name, str) and "\0" not in name and Path(name).name == name
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -120,22 +112,13 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if len(text) > _LARGEST_JSON:
             raise ValueError(f"it has more than {_LARGEST_JSON} bytes")
-        content = json.loads(text.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
+        content = msgspec.json.decode(text)
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
         what = "{path} is not valid JSON ({error})."
         raise CheckpointError(what, "Download it again.", path=path, error=str(error)[:200]) from error
     if not isinstance(content, dict):
         raise CheckpointError("{path} is not a JSON object.", "Download it again.", path=path)
     return content
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _no_number(text[:40])
 
 
 @contextlib.contextmanager
@@ -150,11 +133,8 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def expand(path: str | Path) -> Path:
-    """The path with the home folder in place of a tilde.
-
-    Raises:
-        CheckpointError: there is no such home, or the name cannot travel, as it is not UTF-8.
-    """
+    """The path with the home folder in place of a tilde. CheckpointError: there is no such home, or the name cannot
+    travel, as it is not UTF-8."""
     try:
         expanded = Path(path).expanduser()
         str(expanded).encode("utf-8")

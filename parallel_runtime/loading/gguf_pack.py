@@ -2,8 +2,7 @@
 
 A file's header is checked before the reader sees it: "GGUF", version, counts, pairs of a key and a value, the table of
 tensors, then their bytes (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). The package `gguf` believes every
-count, and at the end of a file reads on in nothing: one array that promises 2**60 numbers would keep ComfyUI's process
-busy until its memory is full.
+count: one array that promises 2**60 numbers would keep ComfyUI's process busy until its memory is full.
 """
 
 from __future__ import annotations
@@ -31,26 +30,19 @@ _LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class GgufPack:
-    """The pack's code.
-
-    Args:
-        read: path -> weights by the names of ComfyUI's network, as they are in the file, which is mapped.
-        operations: ComfyUI's layers, over such weights.
-        sizes: see `check_gguf_header`.
-    """
+    """The pack's code."""
 
     folder: str
     read: Callable[[str], dict[str, torch.Tensor]]
+    """Path -> weights by the names of ComfyUI's network, as they are in the file, which is mapped."""
     operations: Callable[[], Any]
+    """ComfyUI's layers, over such weights."""
     sizes: Mapping[int, tuple[int, int]]
+    """See `check_gguf_header`."""
 
     def read_file(self, path: Path) -> dict[str, torch.Tensor]:
-        """The weights; see `read`.
-
-        Raises:
-            CheckpointError: missing or damaged.
-            UnsupportedModelError: the pack cannot read them, with its reason.
-        """
+        """The weights; see `read`. CheckpointError: missing or damaged. UnsupportedModelError: the pack cannot read
+        them, with its reason."""
         check_gguf_header(path, self.sizes)
         try:
             return self.read(str(path))
@@ -62,11 +54,8 @@ class GgufPack:
 
 
 def open_pack(folder: str) -> GgufPack:
-    """Import what is needed of the pack, and not its nodes, which want ComfyUI's server. `comfy` must be importable.
-
-    Raises:
-        ConfigurationError: it is not there, is another version, or its package `gguf` is missing.
-    """
+    """Import what is needed of the pack, and not its nodes, which want ComfyUI's server. ConfigurationError: it is not
+    there, is another version, or its package `gguf` is missing."""
     if not (Path(folder) / "loader.py").is_file():
         fix = "Install it at the same place on every host, or choose a safetensors file."
         raise ConfigurationError("There is no ComfyUI-GGUF in {folder} on the host of this worker.", fix, folder=folder)
@@ -97,14 +86,8 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 
 
 def check_gguf_header(path: Path, sizes: Mapping[int, tuple[int, int]]) -> None:
-    """Refuse a header that promises more than the file holds, or than any model has.
-
-    Args:
-        sizes: number of a tensor's type -> (numbers in a block, bytes of a block).
-
-    Raises:
-        CheckpointError: missing, unreadable, truncated or damaged, with what is wrong.
-    """
+    """CheckpointError, with what is wrong, for a file that cannot be read, or whose header promises more than it holds,
+    or than any model has. `sizes`: number of a tensor's type -> (numbers in a block, bytes of a block)."""
     with reading(path), path.open("rb") as file:
         size = path.stat().st_size
         start = file.read(min(size, LARGEST_HEADER))
@@ -125,14 +108,14 @@ class _Header:
         self._at = 0
         self._values = 0
         self._alignment = 32
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._shapes: dict[str, list[int]] = {}
 
     def check(self, sizes: Mapping[int, tuple[int, int]]) -> None:
         """All of it; see `check_gguf_header`."""
         magic = self._take(len(_MAGIC))
         if magic != _MAGIC:
             raise ValueError(f"it starts with {magic!r}")
-        version, tensors, pairs = self._number("I"), self._number("Q"), self._number("Q")
+        version, tensors, pairs = self._numbers("IQQ")
         if version not in _VERSIONS:
             raise ValueError(f"its version is {version}")
         if max(tensors, pairs) > MOST_TENSORS:
@@ -154,27 +137,26 @@ class _Header:
         taken, self._at = self._start[self._at : end], end
         return taken
 
-    def _number(self, kind: str) -> int:
-        (number,) = struct.unpack(f"<{kind}", self._take(struct.calcsize(f"<{kind}")))
-        return int(number)
+    def _numbers(self, kinds: str) -> list[int]:
+        return list(struct.unpack(f"<{kinds}", self._take(struct.calcsize(f"<{kinds}"))))
 
     def _key(self) -> str:
-        length = self._number("Q")
+        (length,) = self._numbers("Q")
         if length > LONGEST_KEY:
             raise ValueError(f"a name has {length} bytes, and at most {LONGEST_KEY} are read")
         return self._take(length).decode()
 
     def _pair(self) -> None:
-        key, kind = self._key(), self._number("I")
+        key, (kind,) = self._key(), self._numbers("I")
         if key == _ALIGNMENT:
-            self._alignment = self._number("I")
+            (self._alignment,) = self._numbers("I")
             if kind != 4 or self._alignment.bit_count() != 1:
                 raise ValueError(f"its alignment is {self._alignment}")
         elif key.startswith(_SHAPE):
-            inner, length = self._number("I"), self._number("Q")
+            inner, length = self._numbers("IQ")
             if kind != _ARRAY or inner != 5 or length > _MOST_DIMS:
                 raise ValueError(f"{key!r} is no shape")
-            self._shapes[key.removeprefix(_SHAPE)] = tuple(self._number("i") for _ in range(length))
+            self._shapes[key.removeprefix(_SHAPE)] = self._numbers(f"{length}i")
         else:
             self._skip(kind, 0)
 
@@ -182,9 +164,9 @@ class _Header:
         if kind in _SCALARS:
             self._take(struct.calcsize(f"<{_SCALARS[kind]}"))
         elif kind == _STRING:
-            self._take(self._number("Q"))
+            self._take(*self._numbers("Q"))
         elif kind == _ARRAY and depth < _DEEPEST:
-            inner, length = self._number("I"), self._number("Q")
+            inner, length = self._numbers("IQ")
             self._values += length
             if self._values > _MOST_VALUES:
                 raise ValueError(f"its arrays have more than {_MOST_VALUES} values")
@@ -195,11 +177,10 @@ class _Header:
 
     def _tensor(self, sizes: Mapping[int, tuple[int, int]]) -> tuple[int, int, str]:
         """Offset and length in bytes, and the name."""
-        name, dims = self._key(), self._number("I")
+        name, (dims,) = self._key(), self._numbers("I")
         if dims > _MOST_DIMS:
             raise ValueError(f"tensor {name!r} has {dims} dimensions")
-        shape = [self._number("Q") for _ in range(dims)]
-        kind, offset = self._number("I"), self._number("Q")
+        *shape, kind, offset = self._numbers(f"{dims}QIQ")
         if kind not in sizes:
             raise ValueError(f"tensor {name!r} has numbers of an unknown type, {kind}")
         block, block_bytes = sizes[kind]

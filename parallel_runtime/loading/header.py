@@ -1,4 +1,5 @@
-"""Reads and checks the header of a safetensors file, and says what one that is no model holds; no tensor is touched.
+"""Reads and checks the header of a safetensors file, says what one that is no model holds, and bounds what it or a
+written config may ask for, before anything is built or counted by it; no tensor is touched.
 
 Format: 8 bytes little-endian header length, the header as JSON, then the tensors' bytes
 (https://huggingface.co/docs/safetensors, "Format").
@@ -10,10 +11,13 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import torch
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..said import Said, said
@@ -23,12 +27,17 @@ _LENGTH = struct.Struct("<Q")
 LARGEST_HEADER = 16 << 20
 MOST_TENSORS = 32_768
 LONGEST_KEY = 512
-_MOST_DIMS = 16
-_LARGEST_NUMBER = 1 << 53
 """ComfyUI's own process reads headers, whoever made them: these bound its time and memory. A full SDXL checkpoint has
 2,500 tensors, keys of 120 characters and a header of 300 KB."""
-_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
-_BYTES |= {"I64": 8, "U64": 8, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U64": torch.uint64, "U32": torch.uint32,
+    "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+"""Types of safetensors files -> torch's."""
+if hasattr(torch, "float8_e8m0fnu"):  # since torch 2.7
+    DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
 AGAIN = "Download or copy the file again."
 _GGUF = (
     said("a GGUF file"),
@@ -71,12 +80,8 @@ class FileHeader:
 
 
 def read_header(path: Path) -> FileHeader:
-    """Read the header of a safetensors file, and check that the file holds what the header promises.
-
-    Raises:
-        CheckpointError: missing, unreadable, empty, truncated or damaged.
-        UnsupportedModelError: another format, such as GGUF or a pickle.
-    """
+    """Read the header of a safetensors file, and check that the file holds what the header promises. CheckpointError:
+    missing, unreadable, empty, truncated or damaged. UnsupportedModelError: another format, such as a pickle."""
     with reading(path), path.open("rb") as file:
         start = file.read(_LENGTH.size)
         size = path.stat().st_size
@@ -111,44 +116,44 @@ def _refuse_foreign(path: Path, start: bytes, size: int) -> NoReturn:
     raise CheckpointError("{path} is no safetensors file ({size} bytes).", AGAIN, path=path, size=size)
 
 
-def _numbers(values: Any, most: int) -> tuple[int, ...]:
-    """Sizes or offsets, which JSON may have as anything: ValueError or TypeError where they are none."""
-    if len(values) > most or not all(type(value) is int and 0 <= value <= _LARGEST_NUMBER for value in values):
-        raise ValueError("a shape or an offset is none")
-    return tuple(values)
+_Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+
+class _Entry(msgspec.Struct):
+    """What a header says of a tensor."""
+
+    dtype: Annotated[str, msgspec.Meta(max_length=40)]
+    shape: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=16)]
+    data_offsets: tuple[_Number, _Number]
 
 
 def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
     """Return the header and the bytes of the file, which its tensors fill without holes to the end."""
     data = _LENGTH.size + len(text)
     try:
-        entries = json.loads(text)
-        metadata = entries.pop("__metadata__", None) or {}
-        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise ValueError("its __metadata__ is not text by name")
-        tensors, spans = {}, []
-        if len(entries) > MOST_TENSORS:
-            raise ValueError(f"it lists {len(entries)} tensors, and at most {MOST_TENSORS} are read")
-        for key, entry in entries.items():
-            key.encode()  # halves of characters, which JSON may hold
-            shape, (begin, end) = _numbers(entry["shape"], _MOST_DIMS), _numbers(entry["data_offsets"], 2)
-            tensors[key] = TensorInfo(shape, str(entry["dtype"])[:40], path, data + begin)
-            spans.append((begin, end, key))
-            if len(key) > LONGEST_KEY:
-                raise ValueError(f"the name of a tensor has {len(key)} characters, and at most {LONGEST_KEY} are read")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        parts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        metadata = msgspec.json.decode(parts.pop("__metadata__", b"null"), type=dict[str, str] | None)
+        if len(parts) > MOST_TENSORS:
+            raise ValueError(f"it lists {len(parts)} tensors, and at most {MOST_TENSORS} are read")
+        if (longest := max(map(len, parts), default=0)) > LONGEST_KEY:
+            raise ValueError(f"the name of a tensor has {longest} characters, and at most {LONGEST_KEY} are read")
+        entries = {key: msgspec.json.decode(part, type=_Entry) for key, part in parts.items()}
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"[:200]
         raise CheckpointError("{path} has a damaged header ({what}).", AGAIN, path=path, what=what) from error
     position = 0
-    for begin, end, key in sorted(spans):
-        info = tensors[key]
+    for key, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        begin, end = entry.data_offsets
         # Types that we do not know (packed ones) are refused by name later; only their place is checked here.
-        wanted = math.prod(info.shape) * _BYTES[info.dtype] if info.dtype in _BYTES else end - begin
+        wanted = math.prod(entry.shape) * DTYPES[entry.dtype].itemsize if entry.dtype in DTYPES else end - begin
         if begin != position or end < begin or end - begin != wanted:
             what = "{path} has a damaged header: the place of tensor {key} does not fit."
             raise CheckpointError(what, AGAIN, path=path, key=key)
         position = end
-    return FileHeader(tensors, metadata), data + position
+    tensors = {
+        key: TensorInfo(each.shape, each.dtype, path, data + each.data_offsets[0]) for key, each in entries.items()
+    }
+    return FileHeader(tensors, metadata or {}), data + position
 
 
 def name_contents(keys: Iterable[str]) -> Said:
@@ -161,3 +166,70 @@ def name_contents(keys: Iterable[str]) -> Said:
         return said("a file without tensors")
     names = ", ".join(keys[:4])
     return said("something unknown, with {count} tensors such as {names}", count=len(keys), names=names)
+
+
+_MOST_BLOCKS = 256
+"""In one list. The largest models that are told of have about 60."""
+_LARGEST = 1_000_000
+_LARGEST_SIZE = 4096
+"""Of a picture or a table of positions, whose side it is: memory goes by its square."""
+_MOST_VALUES = 1000
+_LARGEST_INDEX = 1023
+"""In the name of a tensor: of a block, or of one of its experts."""
+_DIGITS = 9
+"""A longer number is no index to anybody who counts from zero."""
+_COUNTED = ("layers", "blocks", "depth")
+_FIX = "Download the folder again."
+
+
+def check_config(path: Path, config: Mapping[str, Any], tensors: int) -> None:
+    """CheckpointError, with the value, for numbers that no model has: every layer has one of the tensors at least."""
+    values = list(_values("", config))
+    if len(values) > _MOST_VALUES:
+        what = "{path} holds {values} values, which is no model's config."
+        raise CheckpointError(what, _FIX, path=path, values=len(values))
+    for name, value in values:
+        most = _LARGEST_SIZE if "size" in name else _LARGEST
+        if "layers" in name:
+            most = min(_MOST_BLOCKS, max(tensors, 1))
+        _refuse_large(path, name, value, most, _FIX)
+
+
+def check_host_header(path: Path, names: Iterable[str], metadata: Mapping[str, str]) -> None:
+    """CheckpointError, with the name or the value, for what would have ComfyUI's own recognition count, or build, what
+    no model has: it looks through the names of all tensors for each block, and believes the header's `config`."""
+    for name in names:
+        number = max((int(part) for part in name.split(".") if part.isdecimal() and len(part) < _DIGITS), default=0)
+        if number > _LARGEST_INDEX:
+            what = "{path} has a tensor {name}, and no model counts further than {largest_index}."
+            raise CheckpointError(what, AGAIN, path=path, name=name[:80], largest_index=_LARGEST_INDEX)
+    for name, value in _values("", _written_transformer(metadata)):
+        most = _MOST_BLOCKS if any(word in name for word in _COUNTED) else _LARGEST
+        _refuse_large(path, name, value, most, AGAIN)
+
+
+def _refuse_large(path: Path, name: str, value: Any, most: int, fix: str) -> None:
+    if isinstance(value, int | float) and not -most <= value <= most:
+        what = "{path} says {name} {value}, and at most {most} can be."
+        raise CheckpointError(what, fix, path=path, name=name[:80], value=str(value)[:40], most=most)
+
+
+def _written_transformer(metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    """What a header's config says of the network; nothing where it is something else, which most families ignore."""
+    try:
+        config = json.loads(metadata.get("config", "{}"))
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    written = config.get("transformer") if isinstance(config, dict) else None
+    return written if isinstance(written, dict) else {}
+
+
+def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _values(f"{name}.{key}" if name else str(key), inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _values(name, inner)
+    else:
+        yield name, value

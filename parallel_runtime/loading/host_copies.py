@@ -18,22 +18,16 @@ from ..streaming.share_memory import HostShare, open_host_share
 
 log = logging.getLogger(__name__)
 
-_LEFT_FREE = 8 << 30
-"""Bytes of the host's memory that copies leave, or a tenth of it where that is more."""
-
 
 def left_free(total: int) -> int:
     """Bytes of a host's memory that copies of weights leave, of so many that it has."""
-    return max(_LEFT_FREE, total // 10)
+    return max(8 << 30, total // 10)
 
 
 class HostCopies:
     """The copies that this rank knows of, by what the weights were read from: the bytes of a model's weights as they
-    lie in its region. Pinning one takes seconds, once; without, copies from it are slower.
-
-    Args:
-        folder: private to the pool, on this host; None: there are no copies.
-    """
+    lie in its region. Pinning one takes seconds, once; without, copies from it are slower. The folder is private to the
+    pool, on this host; None: there are no copies."""
 
     def __init__(self, folder: Path | None):
         self._folder = folder
@@ -43,16 +37,12 @@ class HostCopies:
 
     def find(self, key: Hashable, size: int) -> HostShare | None:
         """A copy that is filled, this rank's or another's."""
-        if key in self._open or self._folder is None:
-            return self._open.get(key)
-        try:
-            address = self._path(key).with_suffix(".copy").read_text()
-            if not address.endswith(f":{size}"):
-                return None
-            self._open[key] = open_host_share(address)
-        except OSError:
-            return None  # none there, not filled yet, or gone meanwhile
-        return self._open[key]
+        if key not in self._open and self._folder is not None:
+            with contextlib.suppress(OSError):  # none there, not filled yet, or gone meanwhile
+                address = self._path(key).with_suffix(".copy").read_text()
+                if address.endswith(f":{size}"):
+                    self._open[key] = open_host_share(address)
+        return self._open.get(key)
 
     @contextlib.contextmanager
     def make(self, key: Hashable, size: int) -> Iterator[HostShare | None]:
@@ -80,16 +70,14 @@ class HostCopies:
         if host.available - size < left_free(host.total):
             log.info("No memory on the host to park %.1f GiB of weights: they will be read again.", size / 2**30)
             return None
-        path = self._path(key)
         try:
-            path.touch(0o600, exist_ok=False)
-        except OSError:
-            return None  # another rank was first
-        try:
+            self._path(key).touch(0o600, exist_ok=False)
             return HostShare(size)
+        except FileExistsError:  # another rank was first
+            return None
         except OSError as error:
             log.warning("Weights are not parked on the host: %s", error)
-            path.unlink(missing_ok=True)
+            self._path(key).unlink(missing_ok=True)
             return None
 
     def drop(self, key: Hashable) -> None:

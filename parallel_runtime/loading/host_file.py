@@ -23,10 +23,9 @@ from ..networks.comfyui.without_weights import WithoutWeights, with_parameters
 from ..networks.tables.comfyui import find_network
 from ..replaced import replaced
 from ..said import Said, said
-from .config_limits import check_host_header
 from .files import Identity, identity
 from .gguf_pack import GgufPack, open_pack
-from .header import name_contents
+from .header import check_host_header, name_contents
 from .left_in_file import MappedFile
 
 _FIX = "Update ComfyUI, or choose another file."
@@ -36,42 +35,26 @@ _SMALL = 1 << 16
 
 @dataclass(frozen=True)
 class HostFile:
-    """A file that ComfyUI recognises.
-
-    Args:
-        config: ComfyUI's model configuration; its types are not chosen yet.
-        state_dict: without the prefix of a checkpoint, in the names of ComfyUI's class; tensors of some size are on
-            the meta device.
-        size: bytes of the weights in the file.
-        stored: the type that most weights have; None where they are quantised.
-        prefix: what the network's names have in a checkpoint.
-        outside: what else is in the file, in its names; small tensors alone are read.
-        beside: names of tensors that ComfyUI's model is made with, some of them in `outside`.
-        pack: that reads it, of a GGUF file; its tensors are in `state_dict` as they are, mapped and not read.
-    """
+    """A file that ComfyUI recognises."""
 
     path: Path
     identity: Identity
-    config: Any
+    config: Any  # ComfyUI's model configuration; its types are not chosen yet
     state_dict: dict[str, torch.Tensor]
-    size: int
-    stored: torch.dtype | None
-    prefix: str = ""
+    """Without the prefix of a checkpoint, in the names of ComfyUI's class; tensors of some size are on the meta device,
+    and those of a GGUF file mapped and not read."""
+    size: int  # bytes of the weights in the file
+    stored: torch.dtype | None  # the type that most weights have; None where they are quantised
+    prefix: str = ""  # what the network's names have in a checkpoint
     outside: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What else is in the file, in its names; small tensors alone are read."""
     beside: set[str] = field(default_factory=set)
-    pack: GgufPack | None = None
-
-    @property
-    def parameters(self) -> int:
-        """Numbers in the file."""
-        return sum(tensor.numel() for tensor in self.state_dict.values())
+    """Names of tensors that ComfyUI's model is made with, some of them in `outside`."""
+    pack: GgufPack | None = None  # that reads a GGUF file
 
     def build(self) -> nn.Module:
         """ComfyUI's network without its weights, with plain operations, to be looked at and not run.
-
-        Raises:
-            UnsupportedModelError: ComfyUI recognises the file and cannot build its network, with its reason.
-        """
+        UnsupportedModelError: ComfyUI recognises the file and cannot build its network, with its reason."""
         import comfy.ops
 
         self.config.set_inference_dtype(torch.float32, None)
@@ -82,11 +65,7 @@ class HostFile:
 
     def missing(self, network: nn.Module) -> list[str]:
         """Names of weights that the network (see `build`) has and the file has not: ComfyUI leaves them as their memory
-        was.
-
-        Raises:
-            UnsupportedModelError: ComfyUI does not get as far as that, with its reason; or sizes are unlike.
-        """
+        was. UnsupportedModelError: ComfyUI does not get as far as that, with its reason; or sizes are unlike."""
         with comfyuis_reason(said("ComfyUI cannot read {path}", path=self.path.name)):
             given = self.config.process_unet_state_dict(dict(self.state_dict))
             for name, wanted in network.named_parameters() if self.pack is not None else ():
@@ -162,32 +141,21 @@ def comfyuis_reason(what: Said) -> Iterator[None]:
 
 
 def open_host_file(path: str | Path, gguf: str = "") -> HostFile:
-    """Have ComfyUI recognise a safetensors file: a diffusion model, or the one in a checkpoint; or a GGUF file.
-
-    Args:
-        gguf: folder of the pack that reads it, for a GGUF file; see gguf_pack.py.
-
-    Raises:
-        CheckpointError: missing or damaged.
-        UnsupportedModelError: ComfyUI does not know it.
-        ConfigurationError: the pack cannot be used.
-    """
+    """Have ComfyUI recognise a safetensors file: a diffusion model, or the one in a checkpoint; or a GGUF file, which
+    the pack in the folder `gguf` reads. CheckpointError: missing or damaged. UnsupportedModelError: ComfyUI does not
+    know it. ConfigurationError: the pack cannot be used."""
     path = Path(path)
     stamp = identity(path)
-    pack, metadata = None, dict[str, str]()
-    if gguf:
-        pack = open_pack(gguf)
-        state_dict = pack.read_file(path)
-        check_host_header(path, state_dict, metadata)
+    pack = open_pack(gguf) if gguf else None
+    if pack is not None:
+        state_dict, metadata = pack.read_file(path), {}
     else:
         mapped = MappedFile(path)
-        metadata = mapped.metadata
-        check_host_header(path, mapped.tensors, metadata)
-        # Copies, or the whole file stays mapped: a deleted one would keep its place on the disk.
-        state_dict = {
-            name: tensor.clone() if tensor.nbytes <= _SMALL else tensor.to("meta")
-            for name, tensor in mapped.tensors.items()
-        }
+        state_dict, metadata = mapped.tensors, mapped.metadata
+    check_host_header(path, state_dict, metadata)
+    if pack is None:  # copies, or the whole file stays mapped: a deleted one would keep its place on the disk
+        small = {name: each.clone() for name, each in state_dict.items() if each.nbytes <= _SMALL}
+        state_dict = {name: small.get(name, each.to("meta")) for name, each in state_dict.items()}
     with comfyuis_reason(said("ComfyUI cannot tell what {path} is", path=path.name)):
         return _recognise(path, stamp, state_dict, metadata, pack)
 

@@ -18,27 +18,24 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import CheckpointError
-from .header import read_header
+from .header import DTYPES, read_header
 from .reading import Place
-from .weight_parts import parts
 
 _TICK_SECONDS = 0.1
 
 
 class LeftInFile(TorchFunctionMode):
     """Inside, numbers of the file that are copied to a weight on the meta device stay where they are, and it is noted
-    whose they are. What the loader converts, it converts as ever.
-
-    Args:
-        tick: called ten times a second while functions of torch are called; may raise to give up.
-    """
+    whose they are. What the loader converts, it converts as ever. `tick` is called ten times a second while functions
+    of torch are called; it may raise to give up."""
 
     def __init__(self, file: MappedFile, tick: Callable[[], None] = lambda: None):
         super().__init__()
         self.file = file
         self._tick = tick
         self._ticked = time.monotonic()
-        self._sources: dict[torch.Tensor, torch.Tensor] = {}  # by identity: that is how tensors hash
+        self.sources: dict[torch.Tensor, torch.Tensor] = {}
+        """Of each weight, by identity, as tensors hash: its numbers, in the file where that has them."""
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called for each function of torch."""
@@ -46,7 +43,7 @@ class LeftInFile(TorchFunctionMode):
             self._tick()
             self._ticked = time.monotonic()
         if func is torch.Tensor.copy_ and args[0].is_meta:
-            self._sources[args[0]] = args[1].detach()
+            self.sources[args[0]] = args[1].detach()
             return args[0]
         return func(*args, **(kwargs or {}))
 
@@ -56,48 +53,30 @@ class LeftInFile(TorchFunctionMode):
             (path, name)
             for path, module in network.named_modules()
             for name, value in (*module._parameters.items(), *module._buffers.items(), *vars(module).items())
-            if isinstance(value, torch.Tensor) and value.is_meta and value not in self._sources
+            if isinstance(value, torch.Tensor) and value.is_meta and value not in self.sources
         ]
-
-    def parts(self, weight: torch.Tensor) -> list[torch.Tensor]:
-        """What a weight consists of (weight_parts.py), with its numbers: in the file where that has them."""
-        return [self._sources[weight]] if weight in self._sources else parts(weight)
 
 
 _NORESERVE = 0x4000
 """Linux's MAP_NORESERVE, which Python has a name for since 3.11: a file may be larger than the memory."""
-_DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-}  # fmt: skip
-"""Types of safetensors files -> torch's; an older torch lacks some. The header was checked for their sizes."""
 
 
 class MappedFile:
-    """A safetensors file as tensors. Who writes to one writes to a page of its own.
-
-    Args:
-        path: it stays mapped while one of its tensors is there.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: see `read_header`; or numbers of a type that torch lacks.
-    """
+    """A safetensors file as tensors; it stays mapped while one of them is there. Who writes to one writes to a page of
+    its own. Raises as `read_header`; CheckpointError, too, for numbers of a type that torch lacks."""
 
     def __init__(self, path: Path):
         self.path = path
         header = read_header(path)
         self.metadata = header.metadata
         with path.open("rb") as file:
-            mapped = mmap.mmap(
-                file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
-            )
+            access = mmap.PROT_READ | mmap.PROT_WRITE
+            mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=access)
         whole = torch.frombuffer(mapped, dtype=torch.uint8)
         self._begin, self._size = whole.data_ptr(), whole.numel()
         self.tensors: dict[str, torch.Tensor] = {}
         for name, info in header.tensors.items():
-            dtype = getattr(torch, _DTYPES.get(info.dtype, ""), None)
-            if dtype is None:
+            if (dtype := DTYPES.get(info.dtype)) is None:
                 what = "{path} has numbers of the type {dtype} ({name}), which torch {version} lacks."
                 values = {"path": path, "dtype": info.dtype, "name": name, "version": torch.__version__}
                 raise CheckpointError(what, "Update torch, or choose another file.", **values)

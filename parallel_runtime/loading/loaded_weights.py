@@ -20,42 +20,31 @@ from ..streaming.block_stream import BlockStream
 from ..streaming.dealer import Dealer
 from ..streaming.share_memory import HostShare
 from ..streaming.shared_blocks import SharedBlocks
-from .open_file import OpenFile, Reader
-from .reading import OnBytes, Piece, Place, ignore, read, split, to_device, to_host
+from .reading import Find, OnBytes, Piece, Place, Reader, ignore, read, split, to_device, to_host
 from .weight_parts import alike, as_parameter, made_of, parts, put, weights_of
 
 
 class LoadedWeights:
-    """See the module. Made without memory.
-
-    Args:
-        dealer: of the blocks; None where all weights stay on the device.
-        size: bytes that they take there; 0 before they were there once.
-        here: they are there, and the network can run.
-        keeps_addresses: they come back at the same addresses, so that recordings stay valid.
-        stream: brings blocks when they run; None where all are on the device, and before they were there once.
-        shared: what other ranks read of them; None where they read nothing.
-        moved: something was changed elsewhere than in place: what was recorded over these weights is void. Who reads it
-            sets it back.
-    """
+    """See the module. Made without memory; `dealer` deals out the blocks, None where all weights stay on the device."""
 
     def __init__(self, reader: Reader, device: torch.device, dealer: Dealer | None = None):
         self.device = device
         self.moved = False
-        self.size = 0
-        self.here = False
-        self.keeps_addresses = False
-        self.stream: BlockStream | None = None
-        self.shared: SharedBlocks | None = None
+        """Something was changed elsewhere than in place: what was recorded over these weights is void. Who reads it
+        sets it back."""
+        self.size = 0  # bytes on the device
+        self.here = False  # on the device, and the network can run
+        self.keeps_addresses = False  # when they come back, so that recordings stay valid
+        self.stream: BlockStream | None = None  # brings blocks when they run, if any do
+        self.shared: SharedBlocks | None = None  # what other ranks read of them, if anything
         self._reader = reader
         self._dealer = dealer
         self._arena: Arena | None = None
-        self._region = 0
         self._network: nn.Module | None = None
         self._tensors: dict[str, torch.Tensor] = {}  # as they were placed
         self._elsewhere: dict[str, torch.Tensor] = {}  # what stands in the place of one, in other memory
         self._places: dict[str, tuple[int, int]] = {}  # of matrices that come: block, and byte there
-        self._reopened: OpenFile | None = None
+        self._reopened: Find | None = None
         self._taken = False
 
     @property
@@ -64,29 +53,22 @@ class LoadedWeights:
         assert self._network is not None
         return self._network
 
-    def fill(self, on_bytes: OnBytes, find: Callable[[int], HostShare | None] = lambda size: None) -> None:
-        """Bring them to the device, where they are not.
-
-        Args:
-            on_bytes: hears how far it is; may raise to give up, and nothing is on the device then.
-            find: what the host has of a region of so many bytes, from where they come if it has it.
-
-        Raises:
-            NotLoadedError, CheckpointError, UnsupportedModelError: see `Reader.open`.
-            torch.OutOfMemoryError, OutOfMemoryError: no memory.
-        """
+    def fill(self, on_bytes: OnBytes, parked: Callable[[int], HostShare | None] = lambda size: None) -> None:
+        """Bring them to the device, where they are not: from what `parked` finds on the host for a region of so many
+        bytes, else from the file. Raises as `Reader.open`, torch.OutOfMemoryError and OutOfMemoryError where there is
+        no memory, and what `on_bytes` raises to give up; nothing is on the device then."""
         try:
-            opened = self._make(on_bytes) if self._network is None else None
+            find = self._make(on_bytes) if self._network is None else None
             assert self._arena is not None
             self._arena.take()
             if self.shared is not None:
                 self.shared.take()
-            copy = find(self._region) if self.shared is None else None
+            copy = parked(self.size) if self.shared is None else None
             if copy is not None:
                 copy.pin()
-                to_device(self._arena.memory[: self._region], copy.memory, on_bytes)
+                to_device(self._arena.memory[: self.size], copy.memory, on_bytes)
             else:
-                self._read(opened or self._reader.open(on_bytes), on_bytes)
+                self._read(find or self._reader.open(on_bytes)[1], on_bytes)
             self.prepare(self.network)
         except BaseException:
             self.give_back()
@@ -100,12 +82,12 @@ class LoadedWeights:
     def save(self, host: torch.Tensor, on_bytes: OnBytes) -> None:
         """Copy them to the host, (region,) uint8, as they lie in the region."""
         assert self._arena is not None
-        to_host(host, self._arena.memory[: self._region], on_bytes)
+        to_host(host, self._arena.memory[: self.size], on_bytes)
 
     @property
     def region(self) -> int:
         """Bytes that `save` copies; 0 where there is nothing to be parked."""
-        return self._region if self.here and self.shared is None else 0
+        return self.size if self.here and self.shared is None else 0
 
     def give_back(self) -> None:
         """Return their memory to the system; the network stays, and is not to be run or read."""
@@ -133,7 +115,7 @@ class LoadedWeights:
         if not self._taken:
             self._taken = True
             return self.network
-        network = self._reader.open(ignore).network
+        network, _ = self._reader.open(ignore)
         for name, weight in self._tensors.items():
             put(network, name, weight)
         return network
@@ -155,7 +137,7 @@ class LoadedWeights:
         assert self.shared is not None
         block, start = self._places[name]
         of = parts(self._tensors[name])
-        return len(of) > 1 or self.shared.keeps(block, start, start + of[0].nbytes)
+        return len(of) > 1 or self.shared.own_part(block, start, start + of[0].nbytes)[1].numel() > 0
 
     def put(self, name: str, value: torch.Tensor) -> None:
         """Give it other numbers: in place where they have room there, as compiled blocks and recordings read these."""
@@ -200,7 +182,7 @@ class LoadedWeights:
         if not rest:
             return found
         if self._reopened is None:
-            self._reopened = self._reader.open(ignore)
+            _, self._reopened = self._reader.open(ignore)
         pieces: list[Piece] = []
         for name in rest:
             weight = self._tensors[name]
@@ -213,22 +195,19 @@ class LoadedWeights:
 
     # Making and reading
 
-    def _make(self, on_bytes: OnBytes) -> OpenFile:
+    def _make(self, on_bytes: OnBytes) -> Find:
         """Give the network's tensors their places."""
-        opened = self._reader.open(on_bytes)
-        network = opened.network
+        network, find = self._reader.open(on_bytes)
         weights = dict(weights_of(network))
         coming = self._dealer.coming(self._reader.blocks(network)) if self._dealer is not None else []
         # Of a block that comes biases, norms and scales are next to nothing, and stay.
         numbers = {name: parts(weight)[0] for name, weight in network.named_parameters(remove_duplicate=False)}
         matrices = {name: each.nbytes for name, each in numbers.items() if each.ndim > 1}
-        layouts = [
-            lay_out({name: size for name, size in matrices.items() if name.startswith(f"{path}.")}) for path in coming
-        ]
-        self._places = {
-            name: (block, start) for block, (starts, _) in enumerate(layouts) for name, start in starts.items()
-        }
-        sizes = [each for _, each in layouts]
+        sizes = []
+        for block, path in enumerate(coming):
+            inside, size = lay_out({name: each for name, each in matrices.items() if name.startswith(f"{path}.")})
+            self._places |= {name: (block, start) for name, start in inside.items()}
+            sizes.append(size)
         own: dict[Hashable, int] = {
             (name, index): part.nbytes
             for name, weight in weights.items()
@@ -240,14 +219,13 @@ class LoadedWeights:
         slot = max((each for each, turn in zip(sizes, turns, strict=True) if turn is not None), default=0)
         spots = [f"block {block}" if turn is None else f"slot {turn}" for block, turn in enumerate(turns)]
         own |= {spot: each if turn is None else slot for spot, each, turn in zip(spots, sizes, turns, strict=True)}
-        starts, size = lay_out(own)
-        arena = make_arena(size, self.device)
-        self.size = size
+        starts, self.size = lay_out(own)
+        arena = make_arena(self.size, self.device)
         if self._dealer is not None:
             self.shared = SharedBlocks(self._dealer, sizes)
             slots = [arena.memory[starts[spot] : starts[spot] + each] for spot, each in zip(spots, sizes, strict=True)]
             self.stream = BlockStream(self.shared, slots)
-            self.size += self.shared.device_bytes
+            self.size += self.shared.size if self._dealer.on_device else 0
         starts |= {(name, 0): starts[spots[block]] + start for name, (block, start) in self._places.items()}
         placed: dict[torch.Tensor, torch.Tensor] = {}  # by identity: that is how tensors hash
         for name, weight in weights.items():
@@ -257,41 +235,39 @@ class LoadedWeights:
                 placed[weight] = as_parameter(made) if isinstance(weight, nn.Parameter) else made
             self._tensors[name] = placed[weight]
             put(network, name, placed[weight])
-        self._network, self._arena, self._region = network, arena, size
+        self._network, self._arena = network, arena
         # A share is made anew when the weights come back, and recordings copy from shares.
         self.keeps_addresses = arena.keeps_addresses and self.shared is None
-        return opened
+        return find
 
-    def _read(self, opened: OpenFile, on_bytes: OnBytes) -> None:
+    def _read(self, find: Find, on_bytes: OnBytes) -> None:
         pieces: list[Piece] = []
         for name, weight in self._tensors.items():
             for index, part in enumerate(parts(weight)):
                 if index or name not in self._places:
-                    pieces += _fill(opened, name, index, part)
+                    pieces += _fill(find, name, index, part)
                 else:
-                    pieces += self._own_pieces(opened, name, part)
+                    pieces += self._own_pieces(find, name, part)
         read(sorted(pieces, key=lambda piece: (piece.file, piece.start)), on_bytes)
 
-    def _own_pieces(self, opened: OpenFile, name: str, matrix: torch.Tensor) -> list[Piece]:
+    def _own_pieces(self, find: Find, name: str, matrix: torch.Tensor) -> list[Piece]:
         """What of a matrix that comes this rank keeps."""
         assert self.shared is not None
         block, start = self._places[name]
-        first, last, memory = self.shared.own_piece(block)
-        low, high = max(first, start), min(last, start + matrix.nbytes)
-        if low >= high:
+        low, memory = self.shared.own_part(block, start, start + matrix.nbytes)
+        if not memory.numel():
             return []
-        found = opened.find(name, 0)
+        found = find(name, 0)
         if isinstance(found, torch.Tensor):
             self.shared.write(block, start, as_bytes(found.to(matrix.dtype)))
             return []
         skipped = (low - start) // matrix.dtype.itemsize * found.stored.itemsize
-        target = memory[low - first : high - first].view(matrix.dtype)
-        return split(replace(found, start=found.start + skipped), target)
+        return split(replace(found, start=found.start + skipped), memory.view(matrix.dtype))
 
 
-def _fill(opened: OpenFile, name: str, index: int, part: torch.Tensor) -> list[Piece]:
+def _fill(find: Find, name: str, index: int, part: torch.Tensor) -> list[Piece]:
     """What fills a part; nothing where it has its numbers now."""
-    found = opened.find(name, index)
+    found = find(name, index)
     if isinstance(found, Place):
         return split(found, part.view(-1))
     part.copy_(found)

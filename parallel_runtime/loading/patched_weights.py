@@ -5,29 +5,28 @@ Every weight is computed anew from what the file has, never from a patched one, 
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import psutil
 import torch
 
 from .. import memory
-from ..patching.comfyui_patches import Bypasses, Computing, decode_value
+from ..patching.comfyui_patches import Computing, add_bypass, decode_value
 from ..patching.patch_data import UNPATCHED, PatchSet, WeightPatches
 from .loaded_weights import LoadedWeights
 from .reading import OnBytes
 
 _BATCH = 2 << 30
-"""Bytes of weights whose originals are had at once."""
+"""Bytes of weights, about, whose originals are had at once."""
 _MOST_KEPT = 4
 """States between which the hooks of a run's prompts change in every step, and whose weights are kept."""
 
 _LEFT_FREE = 0.35
 """Share of a device's memory that originals leave free; where it is not, they are read from the file again."""
-
-Asked = tuple[Any, Any]
-"""A weight's patches of the MODEL, and those of the hooks on top; None for none."""
 
 
 class PatchedWeights:
@@ -36,35 +35,27 @@ class PatchedWeights:
     def __init__(self, weights: LoadedWeights):
         self._weights = weights
         self._originals: dict[str, torch.Tensor] = {}
-        self._bypasses = Bypasses()
         self._device = weights.device
-        self._has: dict[str, Asked] = {}
+        self._has: dict[str, tuple[Any, Any]] = {}
+        """A weight's patches of the MODEL, and those of the hooks on top; None for none."""
+        self._bypasses = ExitStack()
         self._wrapped: Mapping[str, Any] | None = {}
         self._now: tuple[str, str] | None = UNPATCHED.names
         self._kept: OrderedDict[tuple[str, str], dict[str, torch.Tensor]] = OrderedDict()
 
     def change(self, wanted: WeightPatches, on_bytes: OnBytes) -> None:
-        """Have other patches; costs nothing where they are the same.
-
-        Args:
-            on_bytes: (bytes of weights that are computed, of how many); may raise to give up, and the next change
-                goes on from there.
-
-        Raises:
-            RequestError: a patch that does not fit the network.
-        """
+        """Have other patches; costs nothing where they are the same. RequestError: one does not fit the network.
+        `on_bytes` hears of bytes of weights that are computed; where it raises, the next change goes on from there."""
         if wanted.names == self._now:
             return
         self._now = None
         kept = self._state(wanted)
         patches, hooks = wanted.patches.weights, wanted.hooks.weights
-        asked: dict[str, Asked] = {
-            name: (patches.get(name), hooks.get(name)) for name in {**patches, **hooks} if self._weights.keeps(name)
-        }
+        names = [name for name in {**patches, **hooks} if self._weights.keeps(name)]
+        asked = {name: (patches.get(name), hooks.get(name)) for name in names}
         unlike = [name for name in {**asked, **self._has} if asked.get(name) != self._has.get(name)]
         computing = Computing(self._device, wanted.patches, wanted.hooks)
-        sizes = {name: self._weights.now(name).shape.numel() * 4 for name in unlike}
-        total, done = sum(sizes.values()), 0
+        *starts, total = itertools.accumulate((self._weights.now(each).shape.numel() * 4 for each in unlike), initial=0)
 
         def write(name: str, original: torch.Tensor | None) -> None:
             weight = kept.get(name)
@@ -78,18 +69,18 @@ class PatchedWeights:
             self._weights.put(name, weight)
             self._has[name] = asked[name]
 
-        for batch in _batches(unlike, sizes):
-            needed = [name for name in batch if name not in self._has or name not in kept]
+        for _, batch in itertools.groupby(zip(unlike, starts, strict=True), lambda each: each[1] // _BATCH):
+            begins = dict(batch)
+            needed = [name for name in begins if name not in self._has or name not in kept]
             originals = self.originals(needed, [name for name in needed if name in self._has])
-            for name in batch:
-                on_bytes(done, total)
+            for name, start in begins.items():
+                on_bytes(start, total)
                 if name in asked:
                     write(name, originals.pop(name, None))
                 else:
                     self._weights.put_file(name, originals.pop(name))
                     self._originals.pop(name, None)
                     del self._has[name]
-                done += sizes[name]
         self._wrap(wanted.patches)
         if not self._has:
             self._originals.clear()
@@ -98,7 +89,7 @@ class PatchedWeights:
     def forget(self) -> None:
         """The weights have left the device: those that come back are as in the file."""
         self._weights.moved |= bool(self._wrapped)
-        self._bypasses.unwrap()
+        self._bypasses.close()
         self._has.clear()
         self._wrapped = {}
         self._now = UNPATCHED.names
@@ -124,13 +115,12 @@ class PatchedWeights:
     def _wrap(self, patches: PatchSet) -> None:
         if patches.bypass == self._wrapped:
             return
-        layers = {
-            layer: (decode_value(value, patches.factors), strength)
-            for layer, (value, strength) in patches.bypass.items()
-        }
         self._weights.moved = True
         self._wrapped = None  # if it fails, layers are wrapped again, whatever is asked for
-        self._bypasses.wrap(self._weights.network, layers, self._device)
+        self._bypasses.close()
+        for name, (value, strength) in patches.bypass.items():
+            layer, adapter = self._weights.network.get_submodule(name), decode_value(value, patches.factors)
+            self._bypasses.callback(add_bypass(layer, name, adapter, strength, self._device))
         self._wrapped = patches.bypass
 
     def originals(self, names: Sequence[str], patched: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -142,20 +132,6 @@ class PatchedWeights:
             self._originals |= {name: weight.clone() for name, weight in found.items()}
         found |= {name: self._originals[name] for name in names if name in changed and name in self._originals}
         return found | weights.read_again(sorted(set(names) - found.keys()))
-
-
-def _batches(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """The names in their order, of so many bytes at once, or one."""
-    batch: list[str] = []
-    size = 0
-    for name in names:
-        if batch and size + sizes[name] > _BATCH:
-            yield batch
-            batch, size = [], 0
-        batch.append(name)
-        size += sizes[name]
-    if batch:
-        yield batch
 
 
 def has_room(tensors: Iterable[torch.Tensor], device: torch.device) -> bool:

@@ -1,4 +1,4 @@
-"""Moves weights: from files into a region of a device, and between it and the host.
+"""Who reads a model's file; moves weights from files into a region of a device, and between it and the host.
 
 One thread reads 2 to 3 GB/s out of the system's file cache, and a copy from memory that is not pinned waits for the
 host. Several threads that read into pinned memory, with two buffers each, keep the link to the GPU busy.
@@ -11,19 +11,22 @@ import ctypes
 import itertools
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
+from torch import nn
 
-from ..errors import CheckpointError
-from ..gpu_memory.pinned_memory import pinned
-from .files import reading
+from ..errors import CheckpointError, NotLoadedError
+from ..gpu_memory.cuda_driver import pinned
+from ..networks.tables.blocks import Blocks
+from .files import Identity, identity, reading
 
 THREADS = 8
 BUFFER = 16 << 20
@@ -31,12 +34,9 @@ BUFFER = 16 << 20
 _COPY = 64 << 20
 """Bytes of a copy between a device and the host."""
 _POLL_SECONDS = 0.1
-STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Types of weights in files, as safetensors spells them."""
 
 OnBytes = Callable[[int, int], None]
 """(bytes that were read, bytes in all), ten times a second; may raise to give up."""
-Item = TypeVar("Item")
 Buffers = Iterator[tuple[torch.Tensor, torch.cuda.Event | None]]
 """Memory to read into, in turn, each with the event of the copy that last read from it."""
 
@@ -66,6 +66,42 @@ def ignore(done: int, total: int) -> None:
     """For who does not want to know how far it is."""
 
 
+Find = Callable[[str, int], Place | torch.Tensor]
+"""(a weight's name, which of its parts (weight_parts.py)) -> where the file has it as it is, else its numbers, on the
+host. Holds whatever that needs."""
+
+
+Owned = tuple[int, int] | None
+"""(start, stop) of the blocks that this rank has, of a network in stages; None for all."""
+
+
+class Reader(ABC):
+    """Who reads a model's file, which was recognised when it had this stamp; `lists` are its blocks in the order in
+    which they run, () where they are not known."""
+
+    def __init__(self, path: str | Path, stamp: Identity, lists: Sequence[Blocks] = (), owned: Owned = None):
+        self.owned = owned
+        self._path = path
+        self._stamp = stamp
+        self.lists = lists
+
+    def open(self, on_bytes: OnBytes) -> tuple[nn.Module, Find]:
+        """The network of the file, whose weights have no numbers yet, and where they are, to be read later.
+        NotLoadedError: the file was replaced since. CheckpointError, UnsupportedModelError: it cannot be read."""
+        if identity(self._path) != self._stamp:
+            raise NotLoadedError("{path} was replaced since it was loaded.", "Queue the prompt again.", path=self._path)
+        return self.begin(on_bytes)
+
+    @abstractmethod
+    def begin(self, on_bytes: OnBytes) -> tuple[nn.Module, Find]:
+        """Build the network of the file, which is what it was when it was recognised."""
+
+    def blocks(self, network: nn.Module) -> list[str]:
+        """Paths of all blocks, in forward order."""
+        paths = [blocks.path for blocks in self.lists]
+        return [f"{path}.{name}" for path in paths for name, _ in network.get_submodule(path).named_children()]
+
+
 def split(place: Place, target: torch.Tensor) -> list[Piece]:
     """Numbers of a file and where they go, (numbers,), as pieces."""
     width, most = place.stored.itemsize, BUFFER // place.stored.itemsize
@@ -76,13 +112,9 @@ def split(place: Place, target: torch.Tensor) -> list[Piece]:
 
 
 def read(pieces: Sequence[Piece], on_bytes: OnBytes) -> None:
-    """Fill the targets of all pieces, device by device; returns when they are filled.
-
-    Raises:
-        CheckpointError: a file cannot be read, or has become shorter.
-        torch.OutOfMemoryError: no memory to convert types on the device.
-        Whatever `on_bytes` raises: no thread writes any more then.
-    """
+    """Fill the targets of all pieces, device by device; returns when they are filled. CheckpointError: a file cannot be
+    read, or has become shorter. torch.OutOfMemoryError: no memory to convert types on the device. When it raises, also
+    what `on_bytes` raises, no thread writes any more."""
     with contextlib.ExitStack() as stack:
         files: dict[Path, int] = {}
         for file in {piece.file for piece in pieces}:
@@ -133,7 +165,7 @@ def to_host(host: torch.Tensor, region: torch.Tensor, on_bytes: OnBytes) -> None
 
 
 def _in_threads(
-    items: Sequence[Item], work: Callable[[Item, Buffers], int], device: torch.device, total: int, on_bytes: OnBytes
+    items: Sequence[Any], work: Callable[[Any, Buffers], int], device: torch.device, total: int, on_bytes: OnBytes
 ) -> None:
     """Work in threads, item by item in their order; `work`: (item, the thread's buffers) -> bytes that are through."""
     waiting, counted, stop = deque(items), list[int](), threading.Event()

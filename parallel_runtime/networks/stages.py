@@ -170,9 +170,13 @@ def has_stages(network: nn.Module, data: Network, patch: Sequence[int]) -> bool:
     return known and len(patch) > 1 and patch[-1] == patch[-2] and set(patch[:-2]) <= {1}
 
 
-def let_go(blocks: Sequence[nn.Module]) -> None:
-    """Let the weights of blocks go, which other stages have."""
-    for block in blocks:
+def let_go(network: nn.Module, lists: Sequence[Blocks], owned: tuple[int, int] | None) -> None:
+    """Let the weights of all blocks but the owned ones (start, stop) go, which other stages have; None: all are
+    owned."""
+    if owned is None:
+        return
+    blocks = all_blocks(network, lists)
+    for block in [*blocks[: owned[0]], *blocks[owned[1] :]]:
         for module in block.modules():
             for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
                 setattr(module, name, None)

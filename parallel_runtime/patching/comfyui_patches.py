@@ -34,17 +34,11 @@ class Computing:
     """Computes patched weights on a device, by the MODEL's patches and then those of a conditioning's hooks."""
 
     def __init__(self, device: torch.device, patches: PatchSet, hooks: PatchSet):
-        self._device = device
-        self._patches = patches
-        self._hooks = hooks
+        self._device, self._patches, self._hooks = device, patches, hooks
 
     def weight(self, name: str, base: torch.Tensor, owner: nn.Module) -> torch.Tensor:
-        """One weight with all its patches; `name` is ComfyUI's without prefix.
-
-        Args:
-            base: as the file has it; it is not written to.
-            owner: the layer that has it, which may have rules of its own for quantised weights.
-        """
+        """One weight with all its patches; `name` is ComfyUI's without prefix, `base` as the file has it and not
+        written to, `owner` the layer that has it, which may have rules of its own for quantised weights."""
         import comfy.model_management
 
         weight: Any = base
@@ -89,14 +83,9 @@ class Computing:
         return put(value, inplace_update=False, seed=_seed(key), return_weight=True)
 
     def folded(self, name: str, weight: torch.Tensor, layer: str, inputs: int) -> torch.Tensor:
-        """The weight or bias of a layer with which it gives what ComfyUI's bypass gives beside an unchanged one.
-
-        An adapter's bypass is affine in what the layer gets, so it is computed once, on the unit vectors. `weight` is
-        the layer's own, with its patches.
-
-        Raises:
-            RequestError: ComfyUI's adapter cannot do it.
-        """
+        """The weight or bias of a layer with which it gives what ComfyUI's bypass gives beside an unchanged one. An
+        adapter's bypass is affine in what the layer gets, so it is computed once, on the unit vectors. `weight` is the
+        layer's own, with its patches. RequestError: ComfyUI's adapter cannot do it."""
         import comfy.float
         import comfy.lora
 
@@ -115,11 +104,7 @@ class Computing:
 
 
 def decode_patches(patches: Sequence[Any], factors: Mapping[str, torch.Tensor]) -> list[tuple[Any, ...]]:
-    """A weight's patches as ComfyUI has them; its code must be importable.
-
-    Raises:
-        RequestError: this ComfyUI has no such adapter or function.
-    """
+    """A weight's patches as ComfyUI has them. RequestError: this ComfyUI has no such adapter or function."""
     decoded = []
     for strength, value, strength_model, offset, function in patches:
         place = None if offset is None else tuple(offset)
@@ -147,10 +132,7 @@ def beside(
     layer: str, adapter: Any, strength: float, x: torch.Tensor, forward: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """What ComfyUI's bypass of a linear layer gives for x (..., inputs), of which `forward` is without it.
-
-    Raises:
-        RequestError: ComfyUI's adapter cannot do it.
-    """
+    RequestError: ComfyUI's adapter cannot do it."""
     import comfy.weight_adapter.bypass as bypass
 
     hook = bypass.BypassForwardHook(nn.Linear(1, 1, bias=False, device="meta"), adapter, multiplier=strength)
@@ -165,35 +147,23 @@ def beside(
     return result
 
 
-class Bypasses:
-    """Layers of a network that have one."""
+def add_bypass(layer: nn.Module, name: str, adapter: Any, strength: float, device: torch.device) -> Callable[[], None]:
+    """Give a layer of this name ComfyUI's own bypass over its forward; return what takes it away."""
+    import comfy.weight_adapter.bypass as bypass
 
-    def __init__(self) -> None:
-        self._there: list[tuple[nn.Module, Any]] = []
+    if isinstance(layer, nn.Linear):  # tried: a fault of ComfyUI's shall not cost the pool
+        nothing = torch.zeros(1, 2, layer.out_features, device=device)
+        beside(name, adapter, strength, torch.zeros(1, 2, layer.in_features, device=device), lambda x: nothing)
+    hook = bypass.BypassForwardHook(layer, adapter, multiplier=strength)
+    hook.inject()
 
-    def wrap(self, network: nn.Module, layers: Mapping[str, tuple[Any, float]], device: torch.device) -> None:
-        """Give layers a bypass, ComfyUI's own over each forward: name -> adapter and strength. Those of before go."""
-        import comfy.weight_adapter.bypass as bypass
+    def remove() -> None:
+        own = getattr(hook.original_forward, "__func__", None) is type(layer).forward
+        hook.eject()
+        if own:  # and not as an attribute: the block may be compiled for that already
+            layer.__dict__.pop("forward", None)
 
-        self.unwrap()
-        for name, (adapter, strength) in layers.items():
-            layer = network.get_submodule(name)
-            if isinstance(layer, nn.Linear):  # tried: a fault of ComfyUI's shall not cost the pool
-                nothing = torch.zeros(1, 2, layer.out_features, device=device)
-                x = torch.zeros(1, 2, layer.in_features, device=device)
-                beside(name, adapter, strength, x, lambda x, given=nothing: given)  # type: ignore[misc]
-            hook = bypass.BypassForwardHook(layer, adapter, multiplier=strength)
-            hook.inject()
-            self._there.append((layer, hook))
-
-    def unwrap(self) -> None:
-        """No layer has a bypass."""
-        for layer, hook in reversed(self._there):
-            own = getattr(hook.original_forward, "__func__", None) is type(layer).forward
-            hook.eject()
-            if own:  # and not as an attribute: the block may be compiled for that already
-                layer.__dict__.pop("forward", None)
-        self._there = []
+    return remove
 
 
 def _seed(key: str) -> int:

@@ -32,19 +32,14 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class PatchSet:
-    """Patches of a network's weights.
+    """Patches of a network's weights."""
 
-    Args:
-        name: of the contents; "" for no patches at all.
-        weights: ComfyUI's name without prefix -> its patches, in their order.
-        bypass: a layer's name -> [adapter, strength]: computed beside the layer, its weights left as they are.
-        factors: name -> tensor on the CPU.
-    """
-
-    name: str = ""
+    name: str = ""  # of the contents; "" for no patches at all
     weights: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """ComfyUI's name without prefix -> its patches, in their order."""
     bypass: Mapping[str, Any] = field(default_factory=dict)
-    factors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """A layer's name -> [adapter, strength]: computed beside the layer, its weights left as they are."""
+    factors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # name -> tensor on the CPU
 
     def to_bytes(self) -> torch.Tensor:
         """All but the factors, (bytes,) uint8."""
@@ -56,8 +51,8 @@ NO_PATCHES = PatchSet()
 
 @dataclass(frozen=True)
 class WeightPatches:
-    """What a call asks of the weights: patches of the MODEL, on top of them those of its conditioning's hooks, and
-    whose code computes them."""
+    """What a call asks of the weights: patches of the MODEL, on top those of its conditioning's hooks, and whose code
+    computes them."""
 
     patches: PatchSet = NO_PATCHES
     hooks: PatchSet = NO_PATCHES
@@ -87,18 +82,13 @@ class Encoder:
         self, patches: Mapping[str, Sequence[Sequence[Any]]], bypass: Mapping[str, tuple[Any, float]] | None = None
     ) -> PatchSet:
         """A set, of patches of ComfyUI's ModelPatcher by its names, and of a layer's name -> adapter and strength.
-
-        Raises:
-            RequestError: a patch that the ranks could not compute, by name.
-        """
+        RequestError: the ranks could not compute one of them, which it names."""
         if not patches and not bypass:
             return NO_PATCHES
         factors: dict[str, torch.Tensor] = {}
         weights = {_inside(key): [self._patch(each, factors) for each in given] for key, given in patches.items()}
-        aside = {
-            _inside(key): [self._value(adapter, factors), float(strength)]
-            for key, (adapter, strength) in (bypass or {}).items()
-        }
+        adapters = {_inside(key): each for key, each in (bypass or {}).items()}
+        aside = {key: [self._value(each, factors), float(strength)] for key, (each, strength) in adapters.items()}
         return PatchSet(hashlib.sha256(_text(weights, aside)).hexdigest()[:32], weights, aside, factors)
 
     def _patch(self, patch: Sequence[Any], factors: dict[str, torch.Tensor]) -> list[Any]:
@@ -130,10 +120,8 @@ class Encoder:
 
 
 def check_patches(patches: Mapping[Any, Any]) -> None:
-    """Refuse what the ranks could not compute, before its tensors are looked at; for the node that adds it.
-
-    Patches are ComfyUI's name, or a tuple of it with offset and function -> value. A RequestError says what it is.
-    """
+    """RequestError, which says what it is, for what the ranks could not compute, before its tensors are looked at; for
+    the node that adds it. Patches are ComfyUI's name, or a tuple of it with offset and function -> value."""
     for key, value in patches.items():
         _inside(key if isinstance(key, str) else key[0])
         _read(value)
@@ -142,11 +130,8 @@ def check_patches(patches: Mapping[Any, Any]) -> None:
 
 
 def read_set(name: str, content: torch.Tensor, factors: Mapping[str, torch.Tensor]) -> PatchSet:
-    """The set that `to_bytes` was called on, which gave the content; the factors are at least those that it names.
-
-    Raises:
-        RequestError: it is not what its name says, or a factor is missing.
-    """
+    """The set whose `to_bytes` gave the content; the factors are at least those that it names. RequestError: it is not
+    what its name says, or a factor is missing."""
     text = content.cpu().numpy().tobytes()
     if hashlib.sha256(text).hexdigest()[:32] != name:
         raise RequestError("The workers were sent weight patches that are not what they say.", "Report this.")
@@ -168,11 +153,7 @@ class PatchStore:
         self._sets: dict[str, PatchSet] = {}
 
     def keep(self, request: KeepPatches, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Do what a request says.
-
-        Raises:
-            RequestError: a set that is not what it says.
-        """
+        """Do what a request says. Raises as `read_set`."""
         if request.kept is not None:
             self._sets = {name: each for name, each in self._sets.items() if name in request.kept}
             used = {factor for each in self._sets.values() for factor in each.factors}
@@ -184,11 +165,7 @@ class PatchStore:
             self._sets[name] = read_set(name, tensors[name], self._factors)
 
     def find(self, names: Sequence[str]) -> WeightPatches:
-        """The patches of a request.
-
-        Raises:
-            NotLoadedError: they are not here.
-        """
+        """The patches of a request. NotLoadedError: they are not here."""
         if any(name and name not in self._sets for name in names):
             raise NotLoadedError("The workers do not have the LoRA's weights.", "Queue the prompt again.")
         patches, hooks = (self._sets[name] if name else NO_PATCHES for name in names)

@@ -9,7 +9,7 @@ brings them once, when the ranks meet.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,17 +21,15 @@ from .shared_blocks import SharedBlocks
 
 
 class BlockStream:
-    """Brings blocks of weights to their places, two ahead of the one that runs.
-
-    Args:
-        shared: where blocks come from.
-        places: of each block, (bytes,) uint8 on the device: a slot, as `Dealer.turns` has it, or its own.
-    """
+    """Brings blocks of weights to their places, two ahead of the one that runs. `places` are those of each block,
+    (bytes,) uint8 on the device: a slot, as `Dealer.turns` has it, or its own."""
 
     def __init__(self, shared: SharedBlocks, places: Sequence[torch.Tensor]):
         self._shared = shared
         self._places = places
         self._brought = 0
+        self.reading = shared.reading
+        """Around a call of the network, which may be a replay of its recording."""
         self._slot = {block: slot for block, slot in enumerate(shared.dealer.turns(len(places))) if slot is not None}
         self._streamed = list(self._slot)
         self._next = dict(zip(self._streamed, self._streamed[SLOTS:], strict=False))
@@ -65,16 +63,11 @@ class BlockStream:
         """What has places of its own is not there any more."""
         self._brought = 0
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Around a call of the network, which may be a replay of its recording."""
-        return self._shared.reading()
-
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Around what a forward launches. The first blocks set out at once."""
         self._holds.clear()
         if self._side is not None:
-            self._after_all()
             for block in self._streamed[:SLOTS]:
                 self._bring(block)
         try:
@@ -89,28 +82,22 @@ class BlockStream:
         free for the next but one."""
         slot, following = self._slot.get(block), self._next.get(block)
         if slot is not None:
-            if (
-                self._holds.get(slot) != block
-            ):  # on a CPU always; on a GPU where blocks run in another order than theirs
-                self._after_all()
+            if self._holds.get(slot) != block:  # on a CPU always; else where blocks run in another order
                 self._bring(block)
             if self._side is not None:
                 torch.cuda.current_stream().wait_event(self._here[slot])
         returned = forward(*args, **kwargs)
         if self._side is not None and following is not None:
-            self._after_all()
             self._bring(following)
         return returned
 
-    def _after_all(self) -> None:
-        if self._side is not None:
-            self._side.wait_stream(torch.cuda.current_stream())
-
     def _bring(self, block: int) -> None:
+        """Have a block set out after all that was launched, which may read what its slot has."""
         slot, place = self._slot[block], self._places[block]
         if self._side is None:
             self._shared.fetch(block, place)
         else:
+            self._side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._side):
                 self._shared.fetch(block, place)
                 self._here[slot].record(self._side)

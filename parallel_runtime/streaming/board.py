@@ -10,20 +10,17 @@ import mmap
 import time
 import weakref
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 import torch
 
 from ..errors import PoolError
-from ..gpu_memory.pinned_memory import unregister
+from ..gpu_memory.cuda_driver import unregister
 from .share_memory import HostShare, open_host_share
-
-_T = TypeVar("_T")
 
 STATE, LAUNCHED, FINISHED, OPEN, MADE = range(5)
 """Which weights are in the share, 0 for none; forwards that were launched, and those that are through, which the GPU
-counts; whether shares of others are open; how often the share's memory
-was made or let go."""
+counts; whether shares of others are open; how often the share's memory was made or let go."""
 _WAIT_SECONDS = 120.0
 """A rank that reads its file again has that long; one that has died ends the pool sooner."""
 
@@ -35,8 +32,8 @@ class Board:
         self._page = HostShare(mmap.PAGESIZE) if address is None else open_host_share(address)
         self.address = self._page.address
         self._words = self._page.memory.numpy().data.cast("q")
+        self._finished = self._page.memory.view(torch.int64)[FINISHED : FINISHED + 1]
         self._counter: torch.Tensor | None = None
-        self._finished: torch.Tensor | None = None
 
     def __getitem__(self, word: int) -> int:
         return self._words[word]
@@ -59,18 +56,15 @@ class Board:
             if self._page.pinned:
                 # Before the page is unmapped, whose address another may get; its rank has waited for its forwards.
                 weakref.finalize(self, unregister, self._page.memory.data_ptr()).atexit = False
-            self._finished = self._page.memory.view(torch.int64)[FINISHED : FINISHED + 1]
             self._counter = torch.full((1,), self[LAUNCHED] - 1, dtype=torch.int64, device=device)
-        assert self._finished is not None
         self._counter += 1
         self._finished.copy_(self._counter, non_blocking=True)
 
 
-def wait_for(about: _T, there: Callable[[_T], bool], what: str) -> None:
+def wait_for(about: Any, there: Callable[[Any], bool], what: str) -> None:
     """Wait for what other ranks do, which is soon, until `there` finds it done. PoolError, with `what`, where it does
     not come."""
-    deadline = time.monotonic() + _WAIT_SECONDS
-    pause = 0.0
+    deadline, pause = time.monotonic() + _WAIT_SECONDS, 0.0
     while not there(about):
         if time.monotonic() > deadline:
             cause, seconds = "A worker waited {wait_seconds} s for {what}.", f"{_WAIT_SECONDS:.0f}"

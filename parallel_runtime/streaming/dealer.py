@@ -7,48 +7,26 @@ import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 
 from ..errors import ConfigurationError
 from ..planning.coming_blocks import SLOTS, held_blocks, resident_blocks
 
-_T = TypeVar("_T")
-
-
-def reach_one_another() -> bool:
-    """Whether all GPUs that this process sees can read each other's memory, as far as they are to: every rank of them
-    finds the same."""
-    if os.environ.get("NCCL_P2P_DISABLE") == "1":
-        return False
-    return all(
-        torch.cuda.can_device_access_peer(index, other)
-        for index, other in itertools.permutations(range(torch.cuda.device_count()), 2)
-    )
-
 
 @dataclass(frozen=True)
 class Dealer:
-    """Deals out the blocks of one model.
+    """Deals out the blocks of one model."""
 
-    Args:
-        mode: "dealt", their pieces are kept on the ranks' devices; "host", in the host's memory.
-        rank, ranks: among those that keep pieces.
-        folder: private to the pool; None for one rank alone.
-        key: of the weights; the same on all ranks, and on none for other weights.
-        resident: how many blocks stay whole on every rank.
-        held: how many of the others this rank keeps, too.
-    """
-
-    mode: str
-    rank: int
+    mode: str  # "dealt", their pieces are kept on the ranks' devices; "host", in the host's memory
+    rank: int  # among those that keep pieces
     ranks: int
-    folder: Path | None
-    key: Hashable
+    folder: Path | None  # private to the pool; None for one rank alone
+    key: Hashable  # of the weights; the same on all ranks, and on none for other weights
     device: torch.device
-    resident: int = 0
-    held: int = 0
+    resident: int = 0  # how many blocks stay whole on every rank
+    held: int = 0  # how many of the others this rank keeps, too
 
     @property
     def on_device(self) -> bool:
@@ -56,7 +34,7 @@ class Dealer:
         read."""
         return self.mode == "dealt" and self.device.type == "cuda"
 
-    def coming(self, blocks: Sequence[_T]) -> list[_T]:
+    def coming(self, blocks: Sequence[Any]) -> list[Any]:
         """Of all blocks those that come, in their order."""
         stay = resident_blocks(self.resident, len(blocks))
         return [block for number, block in enumerate(blocks) if number not in stay]
@@ -67,7 +45,12 @@ class Dealer:
         return [None if block in held else next(turn) % SLOTS for block in range(count)]
 
     def check(self) -> None:
-        """ConfigurationError, on all ranks alike, where GPUs cannot read each other's memory."""
-        if self.on_device and self.ranks > 1 and not reach_one_another():
+        """ConfigurationError, on all ranks alike, where not all GPUs that this process sees can read each other's
+        memory, or they are not to."""
+        if not self.on_device or self.ranks == 1:
+            return
+        pairs = itertools.permutations(range(torch.cuda.device_count()), 2)
+        forbidden = os.environ.get("NCCL_P2P_DISABLE") == "1"
+        if forbidden or not all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs):
             what = "These GPUs cannot read each other's memory, so that weights cannot be spread over them."
             raise ConfigurationError(what, "Set weights to host.")

@@ -15,10 +15,8 @@ from typing import Any
 import psutil
 import torch
 
-from ..errors import OutOfMemoryError
 from ..gpu_memory import cuda_driver
-from ..gpu_memory.cuda_driver import DriverError, MemoryHandle
-from ..gpu_memory.pinned_memory import MAPPED, register, unregister
+from ..gpu_memory.cuda_driver import MAPPED, DriverError, MemoryHandle, register, unregister
 
 _LEFT_FREE = 20
 """Shares leave this part of the host's memory."""
@@ -29,8 +27,7 @@ _LAZY_PEER_ACCESS = 1
 
 class HostShare:
     """Memory of the host, an anonymous file (memfd), so that nothing is left behind however a pool ends. With another
-    rank's descriptor it is that one's. `address`: where other processes of the host find it, in words without spaces.
-    """
+    rank's descriptor it is that one's. `address`: where others of the host find it, in words without spaces."""
 
     def __init__(self, size: int, descriptor: int | None = None):
         size = max(size, 1)
@@ -64,12 +61,8 @@ class HostShare:
 
 
 class DeviceShare:
-    """Memory of this rank's GPU, of so many bytes, which the other GPUs of the host read.
-
-    Raises:
-        torch.OutOfMemoryError: there is not enough.
-        DriverError: it cannot be shared.
-    """
+    """Memory of this rank's GPU, of so many bytes, which the other GPUs of the host read. torch.OutOfMemoryError,
+    DriverError: there is not enough, or it cannot be shared."""
 
     def __init__(self, size: int, device: torch.device):
         torch.cuda.synchronize(device)  # the context exists, and is this thread's
@@ -89,13 +82,6 @@ class DeviceShare:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {"shape": (self._size,), "typestr": "|u1", "data": (self._pointer, False), "version": 3, "strides": None}
-
-    def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """Copy bytes from `start` on, within the device."""
-        target.copy_(self.memory[start : start + target.numel()], non_blocking=True)
-
-    def pin(self) -> None:
-        """Nothing."""
 
     def close(self) -> None:
         """Free it; nobody else may have it open any more, or use a tensor over it."""
@@ -118,9 +104,6 @@ class OpenedAllocation:
         stream = torch.cuda.current_stream(target.device).cuda_stream
         cuda_driver.call("cuMemcpyAsync", target.data_ptr(), self._address + start, target.numel(), stream)
 
-    def pin(self) -> None:
-        """Nothing: it is a GPU's."""
-
     def close(self) -> None:
         """Let it go; no copy may be under way, and its owner keeps the memory."""
         if self._address:
@@ -129,20 +112,13 @@ class OpenedAllocation:
 
 
 OtherShare = HostShare | OpenedAllocation
-"""Another rank's, open."""
 
 
 def open_share(address: str, device: torch.device) -> OtherShare:
-    """Open what another rank of the host has made.
-
-    Raises:
-        OSError: it is gone.
-        DriverError: this GPU cannot read that one's memory.
-    """
-    kind, *where = address.split(":")
-    if kind == "device":
-        return OpenedAllocation(where[0], device)
-    return open_host_share(address)
+    """Open what another rank of the host has made. OSError: it is gone. DriverError: this GPU cannot read that one's
+    memory."""
+    kind, where = address.split(":", 1)
+    return OpenedAllocation(where, device) if kind == "device" else open_host_share(address)
 
 
 def open_host_share(address: str) -> HostShare:
@@ -165,11 +141,3 @@ def room_on_host() -> int:
     """Bytes of the host's memory that shares may have."""
     host = psutil.virtual_memory()
     return int(host.available - host.total // _LEFT_FREE)
-
-
-def no_room_on_host(wanted: int) -> OutOfMemoryError:
-    """What is said of shares of so many bytes, of all ranks, which the host has no room for."""
-    what = "A share of the weights takes {wanted} GiB of the host's memory, of which {available} GiB are free."
-    fix = "Close other programs, or choose spread as weights in Parallel Config."
-    free = psutil.virtual_memory().available
-    return OutOfMemoryError(what, fix, wanted=f"{wanted / 2**30:.1f}", available=f"{free / 2**30:.1f}")

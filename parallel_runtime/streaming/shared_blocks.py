@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
 
+import psutil
 import torch
 
+from ..errors import OutOfMemoryError
 from ..gpu_memory.arena import aligned
 from .board import LAUNCHED, MADE, OPEN, STATE, Board, wait_for
 from .dealer import Dealer
-from .share_memory import DeviceShare, HostShare, OtherShare, no_room_on_host, open_share, room_on_host, unfilled_bytes
+from .share_memory import DeviceShare, HostShare, OtherShare, open_share, room_on_host, unfilled_bytes
 
 
 class SharedBlocks:
@@ -33,9 +35,8 @@ class SharedBlocks:
         self._name = f"share-{hashlib.sha256(repr(dealer.key).encode()).hexdigest()[:32]}"
         self._pieces = [[_piece(size, rank, dealer.ranks) for size in sizes] for rank in range(dealer.ranks)]
         # In a rank's share a piece begins aligned, as a kernel that copies it wants; the share's size comes last.
-        self._starts = [
-            list(accumulate((aligned(stop - start) for start, stop in pieces), initial=0)) for pieces in self._pieces
-        ]
+        spans = [[aligned(stop - start) for start, stop in pieces] for pieces in self._pieces]
+        self._starts = [list(accumulate(each, initial=0)) for each in spans]
         self._own: HostShare | DeviceShare | None = None
         self._boards: dict[int, Board] = {}
         self._others: dict[int, tuple[int, OtherShare | None]] = {}  # no share: its rank has let it go
@@ -50,18 +51,16 @@ class SharedBlocks:
         """Bytes of this rank's share."""
         return self._starts[self.dealer.rank][-1]
 
-    @property
-    def device_bytes(self) -> int:
-        """Of these, what lies on the device."""
-        return self.size if self.dealer.on_device else 0
-
     def take(self) -> None:
-        """Have memory for the share, not filled; nothing is done where there is some. torch.OutOfMemoryError,
-        OutOfMemoryError: there is not enough."""
+        """Have memory for the share, not filled, where there is none. torch.OutOfMemoryError, OutOfMemoryError: there
+        is not enough."""
         if self._own is not None:
             return
         if not self.has_room():
-            raise no_room_on_host(self._wanted_of_host())
+            sizes = {"wanted": self._wanted_of_host(), "available": psutil.virtual_memory().available}
+            what = "A share of the weights takes {wanted} GiB of the host's memory, of which {available} GiB are free."
+            fix = "Close other programs, or choose spread as weights in Parallel Config."
+            raise OutOfMemoryError(what, fix, **{name: f"{size / 2**30:.1f}" for name, size in sizes.items()})
         self._own = DeviceShare(self.size, self.device) if self.dealer.on_device else HostShare(self.size)
         self.board[STATE] = 0
         if self.dealer.folder is not None:
@@ -90,31 +89,25 @@ class SharedBlocks:
                 wanted += self._starts[rank][-1]
         return wanted
 
-    def own_piece(self, block: int) -> tuple[int, int, torch.Tensor]:
-        """(start, stop) of this rank's bytes in a block, and the memory that they lie in."""
+    def own_part(self, block: int, start: int, stop: int) -> tuple[int, torch.Tensor]:
+        """Of these bytes of a block those that this rank keeps, if any: the first, and the memory that they lie in."""
         assert self._own is not None
-        start, stop = self._pieces[self.dealer.rank][block]
-        at = self._starts[self.dealer.rank][block]
-        return start, stop, self._own.memory[at : at + stop - start]
+        first, last = self._pieces[self.dealer.rank][block]
+        low = max(first, start)
+        at = self._starts[self.dealer.rank][block] + low - first
+        return low, self._own.memory[at : at + max(min(last, stop) - low, 0)]
 
     def write(self, block: int, start: int, data: torch.Tensor) -> None:
         """Keep what this rank keeps of a block's bytes from `start` on, (bytes,) uint8 on any device."""
-        first, last, memory = self.own_piece(block)
-        low, high = max(first, start), min(last, start + data.numel())
-        if low < high:
-            memory[low - first : high - first].copy_(data[low - start : high - start])
-
-    def keeps(self, block: int, start: int, stop: int) -> bool:
-        """Whether this rank keeps any of these bytes of a block."""
-        first, last = self._pieces[self.dealer.rank][block]
-        return max(first, start) < min(last, stop)
+        low, memory = self.own_part(block, start, start + data.numel())
+        if memory.numel():
+            memory.copy_(data[low - start : low - start + memory.numel()])
 
     def begin_change(self) -> None:
         """Before this rank changes its share: nobody reads from it any more, and nobody begins to."""
         if self.board[STATE]:
             self.board[STATE] = 0
-            for rank, board in self._boards_there():
-                wait_for(board, lambda words: words.idle, f"worker {rank} to finish its forward")
+            self._wait_for_readers(lambda words: words.idle, "to finish its forward")
 
     def filled(self, state: str) -> None:
         """The share has the weights of this name."""
@@ -122,15 +115,13 @@ class SharedBlocks:
             return
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # others read without asking what is still being written
-            assert self._own is not None
-            self._own.pin()
+            if isinstance(self._own, HostShare):
+                self._own.pin()
         self.board[STATE] = _number(state)
 
     def meet(self) -> bool:
         """Wait until the shares of all ranks have the weights that this rank's has. Every rank comes here in RUN.
-
-        Returns whether one is elsewhere than it was: what was recorded would copy from there.
-        """
+        Returns whether one is elsewhere than it was: what was recorded would copy from there."""
         state = self.board[STATE]
         assert state, "a share that is not filled"
         moved = False
@@ -149,8 +140,10 @@ class SharedBlocks:
         # Ranks begin with different ones, so that they do not all read from one.
         for rank in ((own + step) % self.dealer.ranks for step in range(self.dealer.ranks)):
             start, stop = self._pieces[rank][block]
-            if start < stop:
-                share = self._own if rank == own else self._others[rank][1]
+            if rank == own:
+                slot[start:stop].copy_(self.own_part(block, start, stop)[1], non_blocking=True)
+            elif start < stop:
+                share = self._others[rank][1]
                 assert share is not None
                 share.copy_to(slot[start:stop], self._starts[rank][block])
 
@@ -191,8 +184,7 @@ class SharedBlocks:
         self.board[STATE] = 0
         self.close()
         if self.dealer.on_device:
-            for rank, board in self._boards_there():
-                wait_for(board, lambda words: not words[OPEN], f"worker {rank} to let shared weights go")
+            self._wait_for_readers(lambda words: not words[OPEN], "to let shared weights go")
         self._own.close()
         self._own = None
         self.board[MADE] += 1  # others see that it is gone
@@ -202,13 +194,11 @@ class SharedBlocks:
     def _other_ranks(self) -> list[int]:
         return [rank for rank in range(self.dealer.ranks) if rank != self.dealer.rank]
 
-    def _boards_there(self) -> list[tuple[int, Board]]:
-        """Of the others that have a share: they may read from this one, which need not have read from theirs."""
-        found = []
+    def _wait_for_readers(self, there: Callable[[Board], bool], what: str) -> None:
+        """For all that have a share: they may read from this one, which need not have read from theirs."""
         for rank in self._other_ranks():
             with suppress(FileNotFoundError):  # it has made none, or lets it go at this moment and reads no more
-                found.append((rank, self._board(rank)))
-        return found
+                wait_for(self._board(rank), there, f"worker {rank} {what}")
 
     def _board(self, rank: int) -> Board:
         if rank not in self._boards:
@@ -225,7 +215,8 @@ class SharedBlocks:
             known[1].close()
         share = open_share(self._path(rank).read_text().split()[1], self.device)
         self.board[OPEN] = 1
-        share.pin()
+        if isinstance(share, HostShare):
+            share.pin()
         self._others[rank] = (made, share)
         return known is not None
 

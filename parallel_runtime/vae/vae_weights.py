@@ -9,12 +9,11 @@ from torch import nn
 
 from ..acceleration.recordings import RecordedForward
 from ..errors import UnsupportedModelError
-from ..loading.comfyui_network import open_network
+from ..loading.comfyui_network import find_in
 from ..loading.files import Identity
 from ..loading.host_file import comfyuis_reason
 from ..loading.loaded_weights import LoadedWeights
-from ..loading.open_file import OpenFile, Reader
-from ..loading.reading import OnBytes
+from ..loading.reading import Find, OnBytes, Reader
 from ..mesh.mesh import Mesh
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..replaced import replaced
@@ -33,7 +32,7 @@ class VaeReader(Reader):
         self._file = file
         self._device = device
 
-    def begin(self, on_bytes: OnBytes) -> OpenFile:
+    def begin(self, on_bytes: OnBytes) -> tuple[nn.Module, Find]:
         """Have ComfyUI load the VAE."""
         on_bytes(0, self._file.size)
         vae = load_vae(self._file, self._device)
@@ -41,7 +40,7 @@ class VaeReader(Reader):
         unit = ratio[-1] if isinstance(ratio, tuple) else ratio
         self.unit = unit if isinstance(unit, int) else 1
         network: nn.Module = vae.first_stage_model.requires_grad_(False)
-        return open_network(network, None)
+        return network, find_in(network, None)
 
 
 class RecordedPart(RecordedForward):

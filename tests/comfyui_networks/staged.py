@@ -42,7 +42,7 @@ class TinyStage:
         cut_blocks(network, data.blocks, self.split)
         found = all_blocks(network, data.blocks)
         owned = split_blocks([1.0] * len(found), mesh.plan.pipe)[mesh.coordinate["pipe"]]
-        let_go([*found[: owned[0]], *found[owned[1] :]])
+        let_go(network, data.blocks, owned)
         self.stages = SimpleNamespace(now=StageBlocks(network, data, self.split, owned))
         self.attention = BlockAttention(KERNELS["sdpa"], self.split)
 

@@ -51,7 +51,8 @@ def look_at_wrong_ones(rank: int, world_size: int, comfyui: str, files: list[str
     import comfy.supported_models
 
     from nodes.model_files import open_model_file
-    from parallel_runtime.loading.comfyui_network import load_network
+    from parallel_runtime.loading.comfyui_network import NetworkReader
+    from parallel_runtime.loading.reading import ignore
 
     whole, misshapen, strange, lacking = files
 
@@ -61,7 +62,7 @@ def look_at_wrong_ones(rank: int, world_size: int, comfyui: str, files: list[str
         return f"{described.facts.splits_sequence} {described.facts.title} {described.facts.why_whole}"
 
     def load(path: str) -> Any:
-        return load_network(open_host_file(path), torch.float32, False, lambda done, total: None)
+        return NetworkReader(open_host_file(path), None, torch.float32).open(ignore)
 
     found = [_said(describe, whole), _said(load, misshapen), _said(lambda path: open_model_file(Path(path)), strange)]
     found += [open_model_file(Path(path))[1] for path in (whole, lacking)]
@@ -111,7 +112,8 @@ def look_at_sdxl_in_names_of_diffusers(rank: int, world_size: int, comfyui: str,
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
     from nodes.model_files import open_model_file
-    from parallel_runtime.loading.comfyui_network import load_network
+    from parallel_runtime.loading.comfyui_network import NetworkReader
+    from parallel_runtime.loading.reading import ignore
 
     own = UNetModel(**SDXL, device="meta", dtype=torch.float16, operations=comfy.ops.disable_weight_init).state_dict()
     end, header = 0, {}
@@ -124,5 +126,5 @@ def look_at_sdxl_in_names_of_diffusers(rank: int, world_size: int, comfyui: str,
         written.write(len(text).to_bytes(8, "little") + text)
         written.truncate(8 + len(text) + end)
     file, why = open_model_file(Path(files[0]))
-    network, _ = load_network(file, torch.float16, False, lambda done, total: None)
+    network, _ = NetworkReader(file, None, torch.float16).open(ignore)
     return {"said": [type(file.config).__name__, str(why), str(network.state_dict().keys() == own.keys())]}

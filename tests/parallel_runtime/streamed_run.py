@@ -25,7 +25,7 @@ from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.facts import PCIE, known_gpu
 from parallel_runtime.requests.requests import ConditioningRef, Forward, KeepPatches, Load, Release, Sample, Step
-from parallel_runtime.streaming import dealer, shared_blocks
+from parallel_runtime.streaming import shared_blocks
 from parallel_runtime.streaming.dealer import Dealer
 from parallel_runtime.streaming.share_memory import HostShare
 from tests.parallel_runtime.staged_run import Quiet
@@ -250,7 +250,7 @@ def _leave(pool: PoolRank, files: tuple[str, str], expected: dict[str, torch.Ten
     with (
         patch.object(Dealer, "on_device", property(lambda self: self.mode == "dealt")),
         patch.object(shared_blocks, "DeviceShare", lambda size, device: HostShare(size)),
-        patch.object(dealer, "reach_one_another", lambda: True),
+        patch.object(torch.cuda, "can_device_access_peer", lambda one, other: True),
         staying(2),
     ):
         pool.load("beside", files[0], weights="host")
@@ -275,7 +275,7 @@ def _as_planned(pool: PoolRank, name: str) -> bool:
     """Whether a model that is dealt out has what the plan reckons with on the device."""
     weights, facts = pool.weights(name), pool.engine.residency.get(name).facts
     planned = Coming("dealt", pool.ranks, resident=2).kept_bytes(facts)
-    return abs(weights.size - planned) < 0.05 * planned and weights.shared.device_bytes == weights.shared.size
+    return abs(weights.size - planned) < 0.05 * planned and weights.shared.dealer.on_device
 
 
 def _repeat(pool: PoolRank, expected: torch.Tensor) -> bool:

@@ -59,13 +59,13 @@ def test_a_weight_is_read_in_its_networks_type_and_what_the_loader_made_itself_i
         network.load_state_dict(given)
     assert left.lacking(network) == []
     target, told = torch.empty(12, dtype=torch.bfloat16), []
-    place = left.file.place(left.parts(network.weight)[0])
+    place = left.file.place(left.sources[network.weight])
     assert place is not None
     pieces = list(split(place, target))
     read(pieces, lambda done, total: told.append((done, total)))
     assert torch.equal(target.view(3, 4), WEIGHT.bfloat16())
     assert told[-1] == (48, 48)
-    bias = left.parts(network.bias)[0]
+    bias = left.sources[network.bias]
     assert left.file.place(bias) is None
     assert torch.equal(bias, torch.full((3,), 2.0, dtype=torch.bfloat16))
 

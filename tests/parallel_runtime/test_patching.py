@@ -303,12 +303,9 @@ class OneLayer:
 
     def open(self, on_bytes: Any) -> Any:
         self.opened += 1
-        self.network = torch.nn.ModuleDict({"layer": torch.nn.Linear(1, 1, bias=False)})
-        self.network["layer"].weight = torch.nn.Parameter(self._weight, requires_grad=False)
-        return self
-
-    def find(self, name: str, part: int) -> torch.Tensor:
-        return parts(self._weight)[part]
+        network = torch.nn.ModuleDict({"layer": torch.nn.Linear(1, 1, bias=False)})
+        network["layer"].weight = torch.nn.Parameter(self._weight, requires_grad=False)
+        return network, lambda name, part: parts(self._weight)[part]
 
     def blocks(self, network: Any) -> list[str]:
         return []
@@ -356,20 +353,23 @@ def test_a_weight_of_comfyuis_network_is_written_in_place_with_its_scales(kind, 
 
 
 def test_after_a_bypass_that_fails_layers_are_wrapped_anew_whatever_is_asked_for(monkeypatch):
-    wrapped = []
+    wrapped, there = [], list[str]()
 
-    class Bypasses:
-        def wrap(self, network: Any, layers: Any, device: torch.device) -> None:
-            wrapped.append(list(layers))
-            if "bad" in layers:
-                raise RequestError("It does not fit.", "Take another one.")
+    def add_bypass(layer: Any, name: str, *others: Any) -> Any:
+        wrapped.append(name)
+        if name == "bad":
+            raise RequestError("It does not fit.", "Take another one.")
+        there.append(name)
+        return there.clear
 
-    monkeypatch.setattr(patched_weights, "Bypasses", Bypasses)
+    monkeypatch.setattr(patched_weights, "add_bypass", add_bypass)
     monkeypatch.setattr(patched_weights, "decode_value", lambda value, factors: value)
-    weights = SimpleNamespace(device=torch.device("cpu"), network=None, moved=False)
+    network = SimpleNamespace(get_submodule=lambda name: None)
+    weights = SimpleNamespace(device=torch.device("cpu"), network=network, moved=False)
     patched = PatchedWeights(weights)  # type: ignore[arg-type]
     for name in ("good", "bad", "good", "bad", ""):
         given = WeightPatches(PatchSet(name, bypass={name: [name, 1.0]} if name else {}))
         with pytest.raises(RequestError) if name == "bad" else contextlib.nullcontext():
             patched.change(given, lambda done, total: None)
-    assert wrapped == [["good"], ["bad"], ["good"], ["bad"], []]
+        assert there == (["good"] if name == "good" else [])
+    assert wrapped == ["good", "bad", "good", "bad"]

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from parallel_runtime.gpu_memory.pinned_memory import register, unregister
+from parallel_runtime.gpu_memory.cuda_driver import register, unregister
 from parallel_runtime.streaming.board import LAUNCHED, Board
 
 pytestmark = pytest.mark.gpu

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.gpu_memory import pinned_memory
+from parallel_runtime.gpu_memory import cuda_driver
 from parallel_runtime.loading import reading
 from parallel_runtime.planning.coming_blocks import SLOTS
 from parallel_runtime.streaming.block_stream import BlockStream
@@ -136,7 +136,7 @@ class _Target:
 def test_weights_are_read_into_memory_that_nobody_uses_any_more_and_are_there_at_the_end(
     streams, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(pinned_memory, "register", lambda memory: False)
+    monkeypatch.setattr(cuda_driver, "register", lambda memory: False)
     file = Path(tmp_path / "weights")
     file.write_bytes(bytes(64))
     streams.work("what had the memory")

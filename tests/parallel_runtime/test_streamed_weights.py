@@ -73,7 +73,7 @@ def test_recordings_do_not_outlive_shares_which_come_back_elsewhere(files, strea
     weights, made = streamed_weights(files[0], Dealer("host", 0, 1, None, "key", CPU)), []
     for _ in range(2):
         weights.fill(lambda done, total: None)
-        made.append(weights.shared.own_piece(0)[2])
+        made.append(weights.shared.own_part(0, 0, 1)[1])
         weights.give_back()
     assert made[0].data_ptr() != made[1].data_ptr()
     assert not weights.keeps_addresses  # so `LoadedModel` lets recordings go

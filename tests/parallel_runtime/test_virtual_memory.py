@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from benchmarks.load_transformer import load_transformer
-from parallel_runtime.gpu_memory import cuda_driver, virtual_memory
-from parallel_runtime.gpu_memory.arena import make_arena, place_tensor
+from parallel_runtime.gpu_memory import arena as arenas
+from parallel_runtime.gpu_memory import cuda_driver
+from parallel_runtime.gpu_memory.arena import VirtualRegion, make_arena, place_tensor
 from parallel_runtime.gpu_memory.cuda_driver import DriverError
-from parallel_runtime.gpu_memory.virtual_memory import VirtualRegion
 from parallel_runtime.loading.checkpoint import CheckpointReader, open_checkpoint
 from parallel_runtime.loading.loaded_weights import LoadedWeights
 from tests.tiny_flux import tiny_config, write_diffusers_folder
@@ -24,11 +24,11 @@ GRANULARITY = 2 << 20
 def test_the_structures_have_the_sizes_that_the_driver_reads():
     """As in cuda.h, on 64 bits: CUmemLocation, CUmemAllocationProp, CUmemAccessDesc."""
     sizes = [ctypes.sizeof(each) for each in (
-        virtual_memory._Location, virtual_memory._AllocationProperties, virtual_memory._Access
+        arenas._Location, arenas._AllocationProperties, arenas._Access
     )]  # fmt: skip
     assert sizes == [8, 32, 12]
-    assert virtual_memory._AllocationProperties.win32HandleMetaData.offset == 16
-    assert virtual_memory._AllocationProperties.allocFlags.offset == 24
+    assert arenas._AllocationProperties.win32HandleMetaData.offset == 16
+    assert arenas._AllocationProperties.allocFlags.offset == 24
 
 
 class FakeDriver:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from parallel_runtime.errors import RequestError, SegmentError
-from parallel_runtime.gpu_memory.pinned_memory import PORTABLE, register, unregister
+from parallel_runtime.gpu_memory.cuda_driver import PORTABLE, register, unregister
 
 from .frames import tensor_bytes
 from .protocol import Done, TensorSpec
