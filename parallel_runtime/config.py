@@ -153,11 +153,8 @@ class ParallelConfig:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> ParallelConfig:
-        """Read a configuration from plain data (the PARALLEL_CONFIG socket, the wire).
-
-        Raises:
-            ConfigurationError: not a mapping, a newer version, or a field this version does not have.
-        """
+        """Read a configuration from plain data (the PARALLEL_CONFIG socket, the wire); ConfigurationError where it is
+        no mapping, a newer version, or has a field that this version does not have."""
         if not isinstance(values, Mapping):
             what = "A parallel configuration was expected, not {name}."
             raise ConfigurationError(what, "Connect a Parallel Config node.", name=type(values).__name__)
@@ -176,10 +173,8 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """Degrees of the mesh for one request: world_size == data * cfg * pipe * ring * ulysses.
-
-    `patches` and `warmup_steps` mean something where pipe > 1 only, and are 1 and 0 elsewhere.
-    """
+    """Degrees of the mesh for one request: world_size == data * cfg * pipe * ring * ulysses. `patches` and
+    `warmup_steps` mean something where pipe > 1 only, and are 1 and 0 elsewhere."""
 
     data: int = 1
     cfg: int = 1

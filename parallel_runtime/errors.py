@@ -11,13 +11,8 @@ LAST: deque[Said] = deque(maxlen=32)
 
 
 class ParallelError(Exception):
-    """Base of every error this project raises on purpose.
-
-    Args:
-        cause: what went wrong, one sentence, with the names and numbers that matter: `Said`, or a template.
-        fix: what the artist can do about it, one sentence, likewise.
-        values: of what the templates name.
-    """
+    """Base of every error this project raises on purpose: what went wrong, with the names and numbers that matter, and
+    what the artist can do about it, one sentence each (`Said`, or a template); `values` are what the templates name."""
 
     def __init__(self, cause: str, fix: str, /, **values: object):
         self.cause, self.fix = (as_said(text, **values) for text in (cause, fix))
@@ -81,13 +76,7 @@ def first_line(error: Exception) -> str:
 ERROR_TYPES: dict[str, type[ParallelError]] = {
     cls.__name__: cls
     for cls in (
-        ConfigurationError,
-        CheckpointError,
-        UnsupportedModelError,
-        RequestError,
-        NotLoadedError,
-        OutOfMemoryError,
-        PoolError,
-        SegmentError,
+        ConfigurationError, CheckpointError, UnsupportedModelError, RequestError, NotLoadedError, OutOfMemoryError,
+        PoolError, SegmentError,
     )
-}
+}  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import psutil
 import torch
@@ -43,30 +43,20 @@ def device_kind(device: torch.device) -> str:
 
 
 def require(
-    wanted: int,
-    device: torch.device,
-    rank: int,
-    what: str,
-    smaller: Iterable[str] = (),
-    given_back: int = 0,
-    reserve: int = _RESERVE,
+    wanted: int, device: torch.device, rank: int, what: str, ways: Sequence[str], back: int, reserve: int = _RESERVE
 ) -> None:
-    """Refuse before anything is allocated.
+    """Refuse by an OutOfMemoryError, before anything is allocated, where fewer bytes than `wanted` are free.
 
     Args:
-        wanted: bytes.
         what: for the message, such as "FLUX.1 in float32".
-        smaller: what would fit, as sentences, the best first; the artist reads two.
-        given_back: bytes that are taken now and will be free before.
+        ways: what would fit, as sentences, the best first; the artist reads two.
+        back: bytes that are taken now and will be given back before.
         reserve: bytes that must stay free on a GPU.
-
-    Raises:
-        OutOfMemoryError: less is free.
     """
-    free = free_bytes(device) + given_back
+    free = free_bytes(device) + back
     if wanted + (reserve if device.type == "cuda" else 0) <= free:
         return
-    ways = list(smaller) or ["Free memory there (close other programs, or unload other models), or use other devices."]
+    ways = ways or ["Free memory there (close other programs, or unload other models), or use other devices."]
     cause = "{what} needs {wanted} GiB on {device_title} (worker {rank}), where {free} GiB are free."
     fix, where = together(ways[:2], " Or: "), device_title(device)
     needs, has = f"{wanted / _GIB:.1f}", f"{free / _GIB:.1f}"

@@ -73,12 +73,7 @@ def together(parts: Iterable[str], between: str = " ") -> Said:
 
 def fill(template: str, value: Callable[[str], str | None]) -> str:
     """A template with what `value` gives for each name; what it does not know stays."""
-
-    def put(found: re.Match[str]) -> str:
-        known = value(found[1])
-        return found[0] if known is None else known
-
-    return _PLACE.sub(put, template)
+    return _PLACE.sub(lambda found: found[0] if (known := value(found[1])) is None else known, template)
 
 
 def _data(value: str) -> Any:

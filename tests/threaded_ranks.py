@@ -22,7 +22,6 @@ import torch.distributed._symmetric_memory as symmetric_memory
 
 from parallel_runtime.acceleration import recordings as graphs
 from parallel_runtime.acceleration.recordings import RecordedForward
-from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.exchange import head_routes
@@ -324,11 +323,11 @@ def _share_memory(communicator: Communicator, hardware: Hardware, patch: pytest.
         communicator.meet(group, f"rendezvous of {memory.numel()} bytes")
         return SimpleNamespace(buffer_ptrs=[0] * group.size())
 
-    def attend(query: Any, key: Any, value: Any, *, kernel: str, degree: int, buffers: Any, scale: Any) -> torch.Tensor:
+    def attend(query: Any, key: Any, value: Any, *, kernel: Any, buffers: Any, scale: Any) -> torch.Tensor:
         group = communicator.groups[buffers.group]
         told = f"attention over {buffers.memory.numel()} bytes"
         keys, values = zip(*communicator.meet(group, told, (key, value)), strict=True)
-        return KERNELS[kernel].attend(query, torch.cat(keys, 1), torch.cat(values, 1), None, scale)
+        return kernel(query, torch.cat(keys, 1), torch.cat(values, 1), None, scale)
 
     patch.setattr(symmetric_memory, "empty", empty)
     patch.setattr(symmetric_memory, "rendezvous", rendezvous)

@@ -1,8 +1,5 @@
-"""The pass over a block's attention call: norms before it and the layer beside it join its operator.
-
-The graph does not know of the exchange (networks/attention_operator.py), so the operator gets what there is,
-and decides when it runs.
-"""
+"""The pass over a block's attention call: norms before it and the layer beside it join its operator, which gets what
+there is, and decides when it runs: the graph does not know of the exchange (networks/attention_operator.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .graph_nodes import joined_parts
+from .graph_nodes import joined_parts, replace
 
 _ATTENTION = "parallel_dit.block_attention.default"
 _OF_PARTS = "parallel_dit.block_attention_of_parts.default"
@@ -71,8 +68,7 @@ def _take_norms(graph: fx.Graph, attention: Any) -> None:
                 scale, low_precision,
             ),
         )  # fmt: skip
-    joined.meta = dict(attention.meta)
-    attention.replace_all_uses_with(joined)
+    replace(attention, joined)
 
 
 def _tokens_first(x: Any) -> Any:
@@ -102,8 +98,7 @@ def _feed_forward_beside(graph: fx.Graph, linear: Any) -> None:
     given[_BESIDE] = [*hidden.args, weight, bias]
     with graph.inserting_before(linear):
         joined = graph.call_function(attention.target, tuple(given))
-    joined.meta = dict(linear.meta)
-    linear.replace_all_uses_with(joined)
+    replace(linear, joined)
 
 
 def _origin(node: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..attention.operators import leave_open, without_row_stride
+from ..attention.operators import leave_open
 from ..errors import first_line
 from .compiler import our_passes, room, settings, with_own_code
 from .host_watch import unwatched
@@ -33,7 +33,6 @@ class CompiledMethods:
         plain: weights are tensors as they are: passes apply, and the numbers of rows and tokens are left open, so
             that another size needs no new graph, and another batch none but for the step from one row to several.
             Quantised weights are tensors with tensors in them, which torch.compile does not combine with open sizes.
-        backend: of torch.compile.
         numbers: arguments that hold token indices, and behind a dot attributes of objects that do.
     """
 
@@ -61,19 +60,12 @@ class CompiledMethods:
             yield
 
     def call(
-        self,
-        forward: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        varying: Varying,
+        self, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], varying: Varying,
         may_repeat: Callable[[], bool],
-    ) -> Any:
-        """Return forward(*args, **kwargs), of a bound method, compiled where that can be.
-
-        Args:
-            varying: what of the arguments differs in size from picture to picture.
-            may_repeat: asked where a compiled call failed: whether it has done nothing yet that others see.
-        """
+    ) -> Any:  # fmt: skip
+        """Return forward(*args, **kwargs), of a bound method, compiled where that can be. `varying` tells what of the
+        arguments differs in size from picture to picture; `may_repeat`, asked where a compiled call failed, whether it
+        has done nothing yet that others see."""
         function = getattr(forward, "__func__", None)
         if function is None or function in self.refused:
             return forward(*args, **kwargs)
@@ -121,7 +113,9 @@ def _alone(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.ndim > 2 and value.stride(-1) != 1:
             value = value.contiguous()
-        value = without_row_stride(value.data if value._is_view() else value)
+        value = value.data if value._is_view() else value
+        if value.ndim > 1 and value.shape[0] == 1 and value.stride(0) != value.shape[1] * value.stride(1):
+            value = value.squeeze(0).unsqueeze(0)  # half of a joint tensor (1, tokens, ...) has the stride of the whole
         start = value.storage_offset() * value.element_size()
         if start and start % _ALIGNED == 0 and not (value.is_conj() or value.is_neg()):
             own = value.untyped_storage()[start : start + _reach(value)]

@@ -36,13 +36,8 @@ _MODULES = ("sympy", "torch._dynamo", "torch._functorch.aot_autograd", "torch._i
 
 def with_own_code(function: Any) -> Any:
     """A function that does the same, with a code object of its own."""
-    copied = FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    code, names = function.__code__.replace(), function.__globals__
+    copied = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
     copied.__kwdefaults__ = function.__kwdefaults__
     copied.__qualname__, copied.__module__ = function.__qualname__, function.__module__
     return copied
@@ -62,22 +57,14 @@ Setting = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def settings(options: Mapping[str, Any], numbers: Iterable[str] = ()) -> list[Setting]:
-    """What torch.compile is told around whatever may compile, as far as this torch knows it.
-
-    Args:
-        options: of its backend. Those of a block come too late for a pass as early as ours in torch 2.6, so they hold
-            all around.
-        numbers: arguments that hold token indices, and behind a dot attributes of objects that do; graphs leave these
-            open, as they leave sizes.
-    """
-    return _usable(
-        {
-            "a limit of graphs": _graph_limits,
-            "open sizes": _unequal_sizes,
-            "passes": partial(_inductor_options, dict(options)),
-            **({"open numbers": partial(_open_numbers, tuple(numbers))} if numbers else {}),
-        }
-    )
+    """What torch.compile is told around whatever may compile, as far as this torch knows it: options of its backend, as
+    those of a block come too late for a pass as early as ours in torch 2.6; and `numbers`, arguments that hold token
+    indices, and behind a dot attributes of objects that do: graphs leave them open, as they leave sizes."""
+    known: dict[str, Setting] = {"a limit of graphs": _graph_limits, "open sizes": _unequal_sizes}
+    known["passes"] = partial(_inductor_options, dict(options))
+    if numbers:
+        known["open numbers"] = partial(_open_numbers, tuple(numbers))
+    return _usable(known)
 
 
 def our_passes() -> dict[str, Any]:
@@ -148,47 +135,31 @@ def _read_sources() -> None:
 
 
 def watch(begin: Callable[[], None], end: Callable[[], None]) -> None:
-    """Have `begin` called before each graph that this process compiles, and `end` after it."""
+    """Have `begin` called before each graph that this process compiles, and `end` after it.
+
+    Meanwhile no cycles are looked for: tracing makes objects by the million, all of them alive, and each search among
+    them takes a good part of a second.
+    """
+    since, collects = 0.0, False
+
+    def begins(*_: object) -> None:
+        nonlocal since, collects
+        since, collects = time.perf_counter(), gc.isenabled()
+        gc.disable()
+        begin()
+
+    def ends(*_: object) -> None:
+        end()
+        if collects:
+            gc.enable()
+        log.info("Compiled a graph, or took it from disk, in %.1f s.", time.perf_counter() - since)
+
     try:
         import torch._dynamo.callback
 
-        graph = _Graph(begin, end)
         handler = torch._dynamo.callback.callback_handler
-        handler.register_start_callback(graph.begins)
-        handler.register_end_callback(graph.ends)
+        handler.register_start_callback(begins)
+        handler.register_end_callback(ends)
     except (ImportError, AttributeError) as error:
-        log.warning(
-            "A graph that compiles for over a minute looks like a stall, as this torch does not tell: %s", error
-        )
-
-
-class _Graph:
-    """The graph that is being compiled. Meanwhile no cycles are looked for: tracing makes objects by the million, all
-    of them alive, and each search among them takes a good part of a second."""
-
-    def __init__(self, begin: Callable[[], None], end: Callable[[], None]):
-        self._begin, self._end = begin, end
-        self._collects = False
-        self._since = 0.0
-
-    def begins(self, *_: object) -> None:
-        """Before a graph."""
-        self._since = time.perf_counter()
-        self._collects = gc.isenabled()
-        gc.disable()
-        self._begin()
-
-    def ends(self, *_: object) -> None:
-        """After it."""
-        self._end()
-        if self._collects:
-            gc.enable()
-        log.info("Compiled a graph, or took it from disk, in %.1f s.", time.perf_counter() - self._since)
-
-
-def allow_in_graph(kinds: Iterable[type]) -> None:
-    """Have these classes called in a graph as they are, and not traced."""
-    import torch._dynamo
-
-    for kind in kinds:
-        torch._dynamo.allow_in_graph(kind)
+        what = "A graph that compiles for over a minute looks like a stall, as this torch does not tell: %s"
+        log.warning(what, error)

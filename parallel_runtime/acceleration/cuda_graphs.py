@@ -7,6 +7,7 @@ import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,15 +29,19 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._pool: Any = None
-        self._stream: Any = None
-        self._captures: weakref.WeakSet[Capture] = weakref.WeakSet()  # that somebody can still replay
+        self._replays: weakref.WeakSet[Replay] = weakref.WeakSet()  # that somebody still has
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        """One, as one pool, for all recordings: they never run at the same time and keep nothing between two replays,
+        and memory is given out again on the stream alone that it was taken on."""
+        return torch.cuda.Stream()
 
     def rehearse(self, call: Callable[[list[torch.Tensor]], Any], static: list[torch.Tensor]) -> Any:
         """Return `call(static)`, run on the stream that will record it: libraries take memory for a stream when they
         first see it (comfy-kitchen's int8 products do), which ends a recording."""
         if not static[0].is_cuda:
             return call(static)
-        self._begin()
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -47,92 +52,61 @@ class CudaGraphs:
     def record(
         self, call: Callable[[list[torch.Tensor]], Any], static: list[torch.Tensor], made_outside: Callable[[], Any]
     ) -> Replay:
-        """Record `call(static)` as a CUDA graph.
-
-        Args:
-            made_outside: see `RecordedForward`; asked when the call has run.
-
-        Raises:
-            RuntimeError: the forward does something that cannot be recorded, or memory ran out.
-        """
-        self._begin()
-        if not self._captures:
+        """Record `call(static)` as a CUDA graph; `made_outside`, see `RecordedForward`, is asked when it has run.
+        RuntimeError: the forward does something that cannot be recorded, or memory ran out."""
+        if not self._replays:
             self._pool = torch.cuda.graph_pool_handle()  # a pool is gone with the last recording in it
-        capture = Capture(self._pool)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream), _nothing_collected():
-            capture.begin()
-            try:
-                output = call(static)
-            finally:
-                capture.end()
+        with torch.cuda.stream(self._stream), captured(self._pool) as graph:
+            output = call(static)
         torch.cuda.current_stream().wait_stream(self._stream)
-        self._captures.add(capture)
         outside = made_outside()
 
         def replay(tensors: list[torch.Tensor], outside: Any = outside) -> Any:
             for old, new in zip(static, tensors, strict=True):
                 old.copy_(new)
-            capture.graph.replay()
+            graph.replay()
             return pytree.tree_map_only(torch.Tensor, torch.clone, output)
 
+        self._replays.add(replay)
         return replay
-
-    def _begin(self) -> None:
-        # One pool and one stream for all recordings: they never run at the same time and keep nothing between two
-        # replays, and memory is given out again on the stream alone that it was taken on.
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()
-
-
-class Capture:
-    """A graph, and how it is recorded."""
-
-    def __init__(self, pool: Any):
-        self.graph = torch.cuda.CUDAGraph()
-        self._pool = pool
-
-    def begin(self) -> None:
-        """What is launched from now on goes into the graph."""
-        # thread_local: NCCL's watchdog thread asks CUDA for the state of earlier collectives meanwhile.
-        with self._left_if_it_fails():
-            self.graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-
-    def end(self) -> None:
-        """The graph is whole."""
-        with self._left_if_it_fails():
-            self.graph.capture_end()
-
-    @contextlib.contextmanager
-    def _left_if_it_fails(self) -> Iterator[None]:
-        """Torch's allocator is told that the recording is over: what raises here does not tell it. It would refuse to
-        let unused memory go, and keep what several streams had, for as long as the process lives."""
-        try:
-            yield
-        except RuntimeError:
-            with contextlib.suppress(RuntimeError, AttributeError):  # it knows already, or another torch
-                device = torch.cuda.current_device()
-                torch._C._cuda_endAllocateToPool(device, self._pool)
-                torch._C._cuda_releasePool(device, self._pool)
-            raise
 
 
 @contextlib.contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Inside, Python's collector does not run.
-
-    What it finds may be another model's engine or graphs, whose end gives memory back to the driver. That is not
-    allowed while a stream records: the recording would fail by no fault of its forward.
-    """
-    was = gc.isenabled()
+def captured(pool: Any) -> Iterator[torch.cuda.CUDAGraph]:
+    """What is launched inside goes into a graph, and Python's collector does not run: what that finds may be another
+    model's engine or graphs, whose end gives memory back to the driver. That is not allowed while a stream records: the
+    recording would fail by no fault of its forward."""
+    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
     gc.disable()
     try:
-        yield
+        # thread_local: NCCL's watchdog thread asks CUDA for the state of earlier collectives meanwhile.
+        with _left_if_it_fails(pool):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            yield graph
+        finally:
+            with _left_if_it_fails(pool):
+                graph.capture_end()
     finally:
-        if was:
+        if collects:
             gc.enable()
+
+
+@contextlib.contextmanager
+def _left_if_it_fails(pool: Any) -> Iterator[None]:
+    """Torch's allocator is told that the recording is over: what raises here does not tell it. It would refuse to let
+    unused memory go, and keep what several streams had, for as long as the process lives."""
+    try:
+        yield
+    except RuntimeError:
+        with contextlib.suppress(RuntimeError, AttributeError):  # it knows already, or another torch
+            device = torch.cuda.current_device()
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+        raise
 
 
 def clear_workspaces() -> None:

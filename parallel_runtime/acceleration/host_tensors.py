@@ -61,11 +61,8 @@ class HostTensors:
         return self._run(given, self._compare)
 
     def give(self, given: list[torch.Tensor]) -> Any:
-        """Run the forward, and give it what was kept in place of what crosses.
-
-        Raises:
-            RuntimeError: it sends something else than was kept, or did when it was compared.
-        """
+        """Run the forward, and give it what was kept in place of what crosses; RuntimeError where it sends something
+        else than was kept, or did when it was compared."""
         self._check()
         if self._differ is not None:
             self._differ.zero_()

@@ -38,10 +38,8 @@ Cross = Callable[[Crossing], Any]
 
 
 class Watch(TorchFunctionMode):
-    """Sees the calls that send to devices of one kind, or read from them.
-
-    What is not seen here (a call that torch makes inside of another) ends a recording as it would without.
-    """
+    """Sees the calls that send to devices of one kind, or read from them. What is not seen here (a call that torch
+    makes inside of another) ends a recording as it would without."""
 
     def __init__(self, device: torch.device, cross: Cross):
         super().__init__()
@@ -69,11 +67,8 @@ class Watch(TorchFunctionMode):
         return func(*args, **named)
 
     def _written(self, tensor: torch.Tensor, index: Any, value: Any) -> None:
-        """Write into what an index chooses.
-
-        A number is a tensor of the host to PyTorch, which it copies to the GPU, but where one mask chooses: there it is
-        told to the kernel that fills, and nobody asks how many are chosen.
-        """
+        """Write into what an index chooses. A number is a tensor of the host to PyTorch, which it copies to the GPU,
+        but where one mask chooses: there it is told to the kernel that fills, and nobody asks how many are chosen."""
         parts: Sequence[Any] = index if isinstance(index, tuple) else (index,)
         choosing = [each for each in parts if isinstance(each, list) or (isinstance(each, torch.Tensor) and each.ndim)]
         if type(value) not in (bool, int, float):
@@ -117,10 +112,8 @@ class Watch(TorchFunctionMode):
         return self._cross(Crossing(source, _told(source), lambda: source.to(self._kind), only_read=True))
 
     def _as_integers(self, index: Any) -> list[Any]:
-        """The parts of an index, of which masks and lists are the numbers of what they choose.
-
-        A mask chooses as many as it says, which the host must know: that of the GPU is read.
-        """
+        """The parts of an index, of which masks and lists are the numbers of what they choose. A mask chooses as many
+        as it says, which the host must know: that of the GPU is read."""
         parts: list[Any] = []
         for each in index if isinstance(index, tuple) else (index,):
             if isinstance(each, list) and each and all(type(number) in (int, bool) for number in each):

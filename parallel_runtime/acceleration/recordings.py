@@ -91,15 +91,14 @@ class _Recordings:
 class RecordedForward:
     """Runs a forward, recording it where it repeats.
 
-    The ranks of a sequence group call it alike, so they record and replay alike: a rank that failed to record would
-    part ways with the others, so they agree after each attempt, and one failure ends the recording for all. What is
-    decided depends on nothing but calls over that group: recordings over others are kept apart, as their ranks know
-    nothing of these. A rank may lose its own recordings at any time (`lose`): it runs plainly what the others replay,
-    which makes the same collective calls, and they learn of it by the history (agreement.py).
-    Weights may change in place; where a parameter gets other storage, call `clear`.
+    The ranks of a sequence group call it alike, so they record and replay alike: they agree after each attempt, and one
+    failure ends the recording for all. What is decided depends on nothing but calls over that group: recordings over
+    others are kept apart, as their ranks know nothing of these. A rank may lose its own recordings at any time
+    (`lose`): it runs plainly what the others replay, which makes the same collective calls, and they learn of it by the
+    history (agreement.py). Weights may change in place; where a parameter gets other storage, call `clear`.
 
     Args:
-        forward: gets the arguments, must read nothing else that changes from call to call.
+        forward: must read nothing beside its arguments that changes from call to call.
         made_outside: what the forward just read and did not make, beside arguments and weights: a recording keeps it.
         record: how to record: `CudaGraphs.record` unless a test says otherwise.
         probe: of a forward that may read values where the host sees them, which a recording would repeat forever: makes
@@ -206,13 +205,12 @@ class RecordedForward:
         if kind.agree(kind.was_long()):
             kind.runs = _NEVER
             return plain()
-        return self._recorded(kind, partial(self._filled, leaves, structure), tensors)
+        return self._recorded(kind, partial(self._filled, (args, kwargs)), tensors)
 
-    def _filled(self, leaves: list[Any], structure: pytree.TreeSpec, tensors: list[torch.Tensor]) -> Any:
+    def _filled(self, given: tuple[tuple[Any, ...], dict[str, Any]], tensors: list[torch.Tensor]) -> Any:
         """The forward with these tensors in the places of those among its arguments."""
         remaining = iter(tensors)
-        filled = [next(remaining) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        args, kwargs = pytree.tree_unflatten(filled, structure)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(remaining), given)
         return self._forward(*args, **kwargs)
 
     def _kind(self, key: Hashable, mesh: Mesh, device: torch.device) -> _Kind:
@@ -276,10 +274,7 @@ def _shared_memory(mesh: Mesh) -> int:
 
 def _key(mesh: Mesh, leaves: list[Any], structure: Any, compiled: bool) -> Hashable:
     """What two calls have in common that can use one recording."""
-    parts = [
-        (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
-        for leaf in leaves
-    ]
+    parts = [(x.shape, x.dtype, x.device) if isinstance(x, torch.Tensor) else (type(x), x) for x in leaves]
     return (id(mesh), compiled, str(structure), *parts)
 
 

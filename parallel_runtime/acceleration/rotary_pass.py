@@ -1,7 +1,7 @@
 """The pass over a traced block's rotary embedding: one operator for queries and keys, with the norms before it.
 
 Norms over heads and the rotation behind them become the kernel of rotary.py, which reads queries and keys once; what it
-gives lies token by token, as attention gives it back. diffusers' blocks rotate by our operator (`exchange_rotary`),
+gives lies token by token, as attention gives it back. diffusers' blocks rotate by our operator (rebind.py),
 ComfyUI's by those of comfy-kitchen.
 """
 

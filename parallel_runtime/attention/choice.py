@@ -30,14 +30,12 @@ _TIE = 1.03
 
 
 def resolve_kernel(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """Return the KERNELS key that `name`, one of config.ATTENTION_BACKENDS, stands for where a model calls it so.
+    """Return the KERNELS key that `name`, one of config.ATTENTION_BACKENDS, stands for where a model calls it so;
+    ConfigurationError where it is not installed or cannot run here, found by running it on a few tokens.
 
     `auto` is the fastest lossless kernel on this GPU, and PyTorch's own choice on a CPU, which is its flash kernel.
     Ranks choose for themselves: every kernel gives the same attention but for rounding, and none takes part in an
     exchange, so ranks whose measurements (or GPUs) differ stay together.
-
-    Raises:
-        ConfigurationError: the named kernel is not installed or cannot run here, found by running it on a few tokens.
     """
     if name == COMFYUIS:
         what = "Attention ComfyUI is a function of ComfyUI's own networks, and this network is diffusers'."
@@ -58,11 +56,8 @@ def resolve_kernel(name: str, device: torch.device, dtype: torch.dtype, head_dim
 
 
 def untouched_kernel(name: str, title: str) -> str:
-    """Return the KERNELS key of a model whose attention processors stay as diffusers has them: PyTorch's own choice.
-
-    Raises:
-        ConfigurationError: another backend was asked for.
-    """
+    """Return the KERNELS key of a model whose attention processors stay as diffusers has them: PyTorch's own choice;
+    ConfigurationError where another backend was asked for."""
     if name not in ("auto", "sdpa"):
         what = "{title} runs with PyTorch's own attention, not with {name}."
         raise ConfigurationError(what, "Set the attention backend to auto or sdpa.", title=title, name=name)
@@ -70,11 +65,8 @@ def untouched_kernel(name: str, title: str) -> str:
 
 
 def check_ring(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
-    """Refuse a kernel (a key of KERNELS) that cannot attend to a part of the keys, which a ring needs.
-
-    Raises:
-        ConfigurationError: with the names of those that can.
-    """
+    """Refuse a kernel (a key of KERNELS) that cannot attend to a part of the keys, which a ring needs, by a
+    ConfigurationError with the names of those that can."""
     refusal = _ring_refusal(name, device, dtype, head_dim)
     if refusal is None:
         return

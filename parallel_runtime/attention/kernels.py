@@ -5,10 +5,7 @@ A kernel maps query, key and value of shape (batch, tokens, heads, head dim), an
 come in parts (ring.py), it gives the log-sum-exp of each query's logits besides, by which the parts are merged.
 
 A mask is as PyTorch's: boolean, False hides a key; or a number that is added to the logit. A kernel that cannot take
-one leaves calls with a mask to PyTorch's, with the same result.
-
-Kernels of packages that need not be there (FlashAttention 3, SageAttention) are each one operator to torch.compile,
-which then need not look into the package.
+one leaves calls with a mask to PyTorch's, with the same result. Packages of kernels need not be there.
 """
 
 from __future__ import annotations
@@ -19,14 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from .operators import operator, shapes_of
 
 Attend = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "float | None"], Tensor]
 """(query, key, value, mask, scale) -> attended values."""
@@ -63,10 +58,8 @@ def is_missing(kernel: str) -> bool:
 
 def additive_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """Return the mask as numbers to add, (batch, heads, query tokens, key tokens); tensors are (batch, heads, ...).
-
-    Hidden keys get half of the lowest number and not -inf: where all keys of a part are hidden, the kernels give NaN
-    or a log-sum-exp of 0 for -inf. So they weigh exactly 0 beside any key that is seen, in this part or another.
-    """
+    Hidden keys get half of the lowest number and not -inf: where all keys of a part are hidden, the kernels give NaN or
+    a log-sum-exp of 0 for -inf. So they weigh exactly 0 beside any key that is seen, in this part or another."""
     lowest = torch.finfo(query.dtype).min / 2
     if mask.dtype == torch.bool:
         bias = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, lowest)
@@ -88,10 +81,7 @@ def _only(backend: SDPBackend) -> Attend:
     masked = [backend, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-        if mask is not None:
-            with sdpa_kernel(masked, set_priority=True):
-                return _sdpa(query, key, value, mask, scale)
-        with sdpa_kernel(backend):
+        with sdpa_kernel(backend if mask is None else masked, set_priority=mask is not None):
             return _sdpa(query, key, value, mask, scale)
 
     return attend
@@ -148,13 +138,9 @@ def _sdpa_lse(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sc
 
 def _unmasked(attend: Callable[..., _Attended], masked: Callable[..., _Attended]) -> Callable[..., _Attended]:
     """Of (query, key, value, scale) -> what `masked` gives; with a mask that one."""
-
-    def attend_or_masked(
-        query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
-    ) -> _Attended:
-        return attend(query, key, value, scale) if mask is None else masked(query, key, value, mask, scale)
-
-    return attend_or_masked
+    return lambda query, key, value, mask, scale: (
+        attend(query, key, value, scale) if mask is None else masked(query, key, value, mask, scale)
+    )
 
 
 @cache
@@ -165,9 +151,8 @@ def _flash3_must_be_asked() -> bool:
     return "return_attn_probs" in inspect.signature(flash_attn_interface.flash_attn_func).parameters
 
 
-@operator("flash3", "(Tensor query, Tensor key, Tensor value, float? scale) -> (Tensor, Tensor)")
-def flash3(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> WithLse:
-    """FlashAttention 3 (arXiv 2407.08608), with the log-sum-exp."""
+def _flash3(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> WithLse:
+    """FlashAttention 3 (arXiv 2407.08608)."""
     from flash_attn_interface import flash_attn_func
 
     asked = {"return_attn_probs": True} if _flash3_must_be_asked() else {}
@@ -175,33 +160,16 @@ def flash3(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Wi
     return attended, lse
 
 
-@operator("sage", "(Tensor query, Tensor key, Tensor value, float? scale) -> Tensor")
-def sage(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+def _sage(query: Tensor, key: Tensor, value: Tensor, scale: float | None, **asked: bool) -> Any:
     """SageAttention (arXiv 2411.10958): 8-bit logits."""
     from sageattention import sageattn
 
-    return sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=scale)
+    return sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=scale, **asked)
 
 
-@operator("sage_with_lse", "(Tensor query, Tensor key, Tensor value, float? scale) -> (Tensor, Tensor)")
-def sage_with_lse(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> WithLse:
-    """The same, with the log-sum-exp."""
-    from sageattention import sageattn
-
-    attended, lse = sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=scale, return_lse=True)
+def _sage_lse(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> WithLse:
+    attended, lse = _sage(query, key, value, scale, return_lse=True)
     return attended, lse.contiguous()
-
-
-@shapes_of(sage)
-def _(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    return query.new_empty(query.shape)
-
-
-@shapes_of(flash3)
-@shapes_of(sage_with_lse)
-def _(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> WithLse:
-    batch, tokens, heads, _ = query.shape
-    return query.new_empty(query.shape), query.new_empty((batch, heads, tokens), dtype=torch.float32)
 
 
 _ALL = (
@@ -211,8 +179,8 @@ _ALL = (
     AttentionKernel("efficient", _only(SDPBackend.EFFICIENT_ATTENTION), _with_lse(_efficient_lse)),
     AttentionKernel("math", _only(SDPBackend.MATH), _with_lse(_math_lse)),
     AttentionKernel(
-        "flash3", _unmasked(lambda *given: flash3(*given)[0], _sdpa), _unmasked(flash3, _with_lse(_sdpa_lse))
+        "flash3", _unmasked(lambda *given: _flash3(*given)[0], _sdpa), _unmasked(_flash3, _with_lse(_sdpa_lse))
     ),
-    AttentionKernel("sage", _unmasked(sage, _sdpa), _unmasked(sage_with_lse, _with_lse(_sdpa_lse))),
+    AttentionKernel("sage", _unmasked(_sage, _sdpa), _unmasked(_sage_lse, _with_lse(_sdpa_lse))),
 )
 KERNELS: Mapping[str, AttentionKernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})

@@ -1,7 +1,6 @@
 """What PyTorch's compiler is told: operators of ours, which it takes as they are, and sizes that it leaves open.
 
-`torch.library.custom_op` makes them too, but the first call of one imports the compiler: 3 s of a rank's first step,
-whether it compiles or not.
+`torch.library.custom_op` makes them too, but its first call imports the compiler: 3 s of a rank's first step.
 """
 
 from __future__ import annotations
@@ -37,23 +36,10 @@ def shapes_of(made: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def leave_open(tensor: Tensor, dim: int) -> None:
-    """Let a size of a tensor be any number in a graph that reads it, where the graph's own operations allow that.
-
-    What torch._dynamo.maybe_mark_dynamic does, whose module takes a second to import: most ranks never compile, or
-    not before the first picture.
-    """
+    """Let a size of a tensor be any number in a graph that reads it, where the graph's own operations allow that: what
+    torch._dynamo.maybe_mark_dynamic does, whose module takes a second to import, and most ranks never compile."""
     marked: Any = tensor
     if not hasattr(marked, "_dynamo_weak_dynamic_indices"):
         marked._dynamo_weak_dynamic_indices = set()
         marked._has_dynamo_dim_marking = True
     marked._dynamo_weak_dynamic_indices.add(dim)
-
-
-def without_row_stride(tensor: Tensor) -> Tensor:
-    """The same tensor; of a single row without the distance to a next one, for which a graph would be made anew.
-
-    Half of a joint tensor (1, tokens, ...) has that of the whole.
-    """
-    if tensor.dim() > 1 and tensor.shape[0] == 1 and tensor.stride(0) != tensor.shape[1] * tensor.stride(1):
-        return tensor.squeeze(0).unsqueeze(0)
-    return tensor

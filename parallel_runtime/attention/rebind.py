@@ -1,9 +1,8 @@
 """Replaces the one place where a diffusers attention processor computes attention, in one model only.
 
 A processor's `__call__` reaches attention through a global name of its module: `dispatch_attention_fn`, or `F` with
-`scaled_dot_product_attention` in the older ones. We give the attention module a copy of its processor whose
-`__call__` is the same code with that name bound to ours. Projections, norms, rotary embeddings and everything else in
-the code stay diffusers' own, and other models in the process are not touched.
+`scaled_dot_product_attention` in the older ones. The module gets a copy of its processor whose `__call__` is the same
+code with that name bound to ours: all else stays diffusers' own, and other models in the process are not touched.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
 from .kernels import Attend
+from .rotary import rotate_by_operator
+
+_ROTATION = "apply_rotary_emb"
 
 
-def apply(modules: Mapping[str, nn.Module], attend: Attend) -> None:
+def apply(modules: Mapping[str, nn.Module], attend: Attend, traced: bool = False) -> None:
     """Let `attend` compute the attention of these modules, by their paths, and leave the rest of their processors as it
-    is.
-
-    Raises:
-        UnsupportedModelError: a processor that reaches attention in neither way, by name, before anything changes.
-    """
+    is, but for a rotation that is `traced`: by an operator that passes know. UnsupportedModelError of a processor that
+    reaches attention in neither way, by name, before anything changes."""
     # One class for all processors of a class: torch.compile then shares one graph between the blocks.
     classes: dict[type, type] = {}
     for path, module in modules.items():
         kind = type(getattr(module, "processor", None))
         if kind not in classes:
-            classes[kind] = _rebound_class(kind, attend, path)
+            classes[kind] = _rebound_class(kind, attend, path, traced)
     for module in modules.values():
         processor: Any = module.processor
         rebound: Any = copy.copy(processor)
@@ -43,7 +42,7 @@ def apply(modules: Mapping[str, nn.Module], attend: Attend) -> None:
         module.processor = rebound
 
 
-def _rebound_class(processor_class: type, attend: Attend, path: str) -> type:
+def _rebound_class(processor_class: type, attend: Attend, path: str, traced: bool) -> type:
     call = getattr(processor_class, "__call__", None)  # noqa: B004 - the function itself is wanted
     names = call.__code__.co_names if isinstance(call, types.FunctionType) else ()
     replaced: dict[str, Any]
@@ -56,6 +55,9 @@ def _rebound_class(processor_class: type, attend: Attend, path: str) -> type:
         fix = "Load the model with the processors that diffusers gives it, without IP-Adapter or custom attention."
         raise UnsupportedModelError(what, fix, path=path, name=processor_class.__name__)
     assert isinstance(call, types.FunctionType)
+    rotation: Any = call.__globals__.get(_ROTATION)
+    if traced and getattr(rotation, "__module__", "") == "diffusers.models.embeddings":
+        replaced[_ROTATION] = rotate_by_operator(rotation)
     # Without __name__ torch.compile looks names up in this dictionary; with it, in the module of that name.
     namespace = {name: value for name, value in call.__globals__.items() if name != "__name__"} | replaced
     function = types.FunctionType(call.__code__, namespace, call.__name__, call.__defaults__, call.__closure__)
@@ -76,19 +78,10 @@ def _dispatch(attend: Attend) -> Callable[..., Tensor]:
     """Return a stand-in for diffusers.models.attention_dispatch.dispatch_attention_fn."""
 
     def dispatch_attention_fn(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        attention_kwargs: dict[str, Any] | None = None,
-        *,
-        backend: Any = None,
-        parallel_config: Any = None,
-    ) -> Tensor:
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+        attention_kwargs: dict[str, Any] | None = None, *, backend: Any = None, parallel_config: Any = None,
+    ) -> Tensor:  # fmt: skip
         if is_causal or dropout_p or attention_kwargs:
             what = "The model asks for causal attention, dropout or kernel options inside of attention."
             raise UnsupportedModelError(what, "Use one of the supported models.")
@@ -109,8 +102,6 @@ def _functional(attend: Attend) -> types.ModuleType:
         return dispatch(query, key, value, *options, **named).transpose(1, 2)
 
     functional = types.ModuleType("functional")
-    functional.__dict__.update(
-        {name: value for name, value in vars(F).items() if not name.startswith("__")},
-        scaled_dot_product_attention=scaled_dot_product_attention,
-    )
+    names = {name: value for name, value in vars(F).items() if not name.startswith("__")}
+    vars(functional).update(names, scaled_dot_product_attention=scaled_dot_product_attention)
     return functional

@@ -1,12 +1,9 @@
 """Ring attention: queries stay, keys and values go round (arXiv 2310.01889, inference only).
 
 Each rank attends with its queries to one chunk of the keys at a time, while that chunk is already on its way to the
-next rank, and merges what it gets by the log-sum-exp, in float32. A hop is one message, K and V together, from each
-rank to its neighbour alone: an all-to-all in which only one share is not empty, which NCCL and gloo send as one
-message. Ranks may hold unlike numbers of tokens; every message has the length of its chunk, nothing is padded.
-
-The exchange is ours and not yunchang's (ring_pytorch_attn_func), which sends K and V apart, and wants chunks of equal
-length.
+next rank, and merges what it gets by the log-sum-exp, in float32. A hop is one message, K and V together, to one
+neighbour: an all-to-all in which only one share is not empty, which NCCL and gloo send as one message. Ranks may hold
+unlike numbers of tokens; every message has the length of its chunk, nothing is padded.
 """
 
 from __future__ import annotations
@@ -23,13 +20,9 @@ _COLLECTIVES = torch.ops._c10d_functional
 
 
 class RingAttention:
-    """Attention over the tokens of all ranks of a ring; called as a kernel's `attend`. Collective over the group.
-
-    Args:
-        kernel: attention over a chunk of the keys.
-        group: the ring, of which this rank is `index`.
-        lengths: tokens of each rank's chunk, at least 1.
-    """
+    """Attention over the tokens of all ranks of a ring (`group`), of which this rank is `index`, by a kernel over one
+    chunk of the keys; `lengths` are each rank's tokens, at least 1. Called as a kernel's `attend`. Collective over the
+    group."""
 
     def __init__(self, kernel: AttendWithLse, group: dist.ProcessGroup, index: int, lengths: Sequence[int]):
         self._kernel, self._group = kernel, group
@@ -40,21 +33,17 @@ class RingAttention:
     ) -> Tensor:
         """Attend with this rank's queries to the keys of all ranks; arguments and result as of `ulysses_attention`."""
         chunk = torch.stack([key.transpose(0, 1), value.transpose(0, 1)], dim=1)  # (tokens, 2, batch, heads, dim)
-        hidden = None if mask is None else mask[:, 0, 0].transpose(0, 1).contiguous()  # (tokens, batch or 1)
+        here = [chunk] if mask is None else [chunk, mask[:, 0, 0].transpose(0, 1).contiguous()]  # (tokens, batch or 1)
         merged: tuple[Tensor, Tensor] | None = None
         hops = len(self._lengths)
         for hop in range(hops):
-            last = hop + 1 == hops
-            if not last:
-                chunk = self._pass_on(chunk, hop)
-                hidden = None if hidden is None else self._pass_on(hidden, hop)
+            coming = [self._pass_on(each, hop) for each in here] if hop + 1 < hops else []
             part = self._kernel(query, key, value, mask, scale)
             merged = part if merged is None else merge(*merged, *part)
-            if not last:
-                chunk = _COLLECTIVES.wait_tensor(chunk)
-                key, value = (half.transpose(0, 1) for half in chunk.unbind(1))
-                hidden = None if hidden is None else _COLLECTIVES.wait_tensor(hidden)
-                mask = None if hidden is None else hidden.transpose(0, 1)[:, None, None]
+            if coming:
+                here = [_COLLECTIVES.wait_tensor(each) for each in coming]
+                key, value = (half.transpose(0, 1) for half in here[0].unbind(1))
+                mask = None if mask is None else here[1].transpose(0, 1)[:, None, None]
         assert merged is not None
         return merged[0].to(query.dtype)
 

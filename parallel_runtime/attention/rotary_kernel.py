@@ -15,10 +15,8 @@ def norm_and_rotate(
     source, weight, cos, sin, angle_step, eps, HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
     ACROSS: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """(ROWS, DIM) heads of a token, normalised and rotated by its angles, in the dtype of the source; HEADS of ROWS.
-
-    An angle is that of EACH dims, 1 or 2.
-    """
+    """(ROWS, DIM) heads of a token, normalised and rotated by its angles, each that of EACH dims (1 or 2), in the dtype
+    of the source; HEADS of ROWS."""
     dtype = source.dtype.element_ty
     head = tl.arange(0, ROWS)[:, None]
     dim = tl.arange(0, DIM)[None, :]

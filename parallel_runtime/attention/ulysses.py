@@ -1,12 +1,9 @@
 """Ulysses: tokens are split outside of attention, heads inside (DeepSpeed-Ulysses, arXiv 2309.14509).
 
-Before attention every rank holds all heads of its own tokens, inside it holds all tokens of its own heads. One
-functional all-to-all carries query, key and value together, a second one the attended values.
-
-The exchange is ours and not yunchang's: its all_to_all_5D and 4D copy before and after the collective. Here the wire
-has the tokens outermost, so what arrives already is the whole sequence and attention reads it as strided views; what is
-sent is written in wire order by the kernel that makes it. Uneven shares are padded on the wire only: no padded key is
-ever attended.
+One functional all-to-all carries query, key and value together, a second one the attended values. The wire has the
+tokens outermost, so what arrives already is the whole sequence and attention reads it as strided views; what is sent is
+written in wire order by the kernel that makes it. Uneven shares are padded on the wire only: no padded key is ever
+attended.
 """
 
 from __future__ import annotations
@@ -49,29 +46,19 @@ class WireLayout:
 
 
 def ulysses_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    kernel: Attend,
-    group: dist.ProcessGroup,
-    layout: WireLayout | None = None,
-    mask: Tensor | None = None,
-    scale: float | None = None,
-) -> Tensor:
-    """Attend over the tokens of all ranks of the group. Collective over the group.
+    query: Tensor, key: Tensor, value: Tensor, *, kernel: Attend, group: dist.ProcessGroup,
+    layout: WireLayout | None = None, mask: Tensor | None = None, scale: float | None = None,
+) -> Tensor:  # fmt: skip
+    """Attend over the tokens of all ranks of the Ulysses group, and return this rank's, (batch, local tokens, heads,
+    head dim). Collective over the group.
 
     Args:
         query, key, value: this rank's tokens, (batch, local tokens, heads, head dim), alike in shape and dtype.
         kernel: attends with the group's tokens to the group's tokens, for this rank's heads: a kernel's `attend`, or
             what goes on from there to the tokens of other groups (RingAttention). Its mask is of all of the keys.
-        group: the Ulysses group.
         layout: None when all ranks hold equally many tokens.
         mask: of this rank's own keys, (batch or 1, 1, 1, local tokens); on all ranks or on none.
         scale: of the logits, None for 1/sqrt(head dim).
-
-    Returns:
-        Attended values of this rank's tokens, (batch, local tokens, heads, head dim).
     """
     tokens, heads, degree = query.shape[1], query.shape[2], group.size()
     parts = [_to_wire(part, degree, layout) for part in (query, key, value)]

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -14,8 +15,7 @@ import torch.distributed as dist
 
 from ..config import ParallelPlan
 from ..exchange.head_routes import HeadRoutes
-from ..mesh.groups import GroupMemory, Groups
-from ..mesh.links import build_links, link_groups
+from ..mesh.groups import Groups
 from ..mesh.mesh import Layout, Mesh, build_mesh, lay_out_plan, mesh_groups, single_rank_mesh
 from ..mesh.speeds import devices_unlike, measure_speeds
 from ..networks.network import Network
@@ -53,7 +53,7 @@ class Meshes:
         world_size: int,
         speeds: Sequence[float] | None = None,
         leave: Callable[[Mesh], None] = lambda mesh: None,
-        share: Callable[[dist.ProcessGroup], GroupMemory] | None = None,
+        share: Callable[[dist.ProcessGroup], Any] | None = None,
     ):
         self.speeds = speeds
         self.groups = Groups(rank, world_size, share)
@@ -77,15 +77,14 @@ class Meshes:
         # How often the latent is cut changes no group.
         key = replace(plan, patches=1, warmup_steps=0)
         if key not in self._joined:
-            mesh = build_mesh(key, self._rank, self._world_size, self._token_speeds(key), self.groups)
-            links = build_links(key, self._rank, self.groups)
-            self._joined[key] = None if mesh is None else replace(mesh, links=links)
+            speeds = self._token_speeds(key)
+            self._joined[key] = build_mesh(key, self._rank, self._world_size, speeds, self.groups)
         self._joined.move_to_end(key)
         if len(self._joined) > KEPT:
             _, oldest = self._joined.popitem(last=False)
             if oldest is not None:
                 self._leave(oldest)
-            self.groups.keep({group for plan in self._joined for group in (*mesh_groups(plan), *link_groups(plan))})
+            self.groups.keep({group for plan in self._joined for group in mesh_groups(plan)})
         return self._joined[key]
 
     def _token_speeds(self, plan: ParallelPlan) -> Sequence[float] | None:

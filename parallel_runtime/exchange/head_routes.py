@@ -18,12 +18,12 @@ from .peer_memory import PeerBuffers, PeerMemory
 
 
 class HeadRoutes:
-    """What the ranks of one group share for it. See GroupMemory in mesh/groups.py."""
+    """What the ranks of one group share for it."""
 
     def __init__(self, group: dist.ProcessGroup):
         self._group = group
         self._peers, self._host = PeerMemory(group), HostMemory(group)
-        self._reach: bool | None = None
+        self._reach: bool | None = None  # asked once: which GPUs are the group's, each rank knows of its own alone
 
     @property
     def made(self) -> int:
@@ -31,22 +31,18 @@ class HeadRoutes:
         return self._peers.made + self._host.made
 
     def free(self) -> None:
-        """Let all of it go; see PeerMemory."""
+        """Let all of it go; see GrownMemory."""
         self._peers.free()
         self._host.free()
 
     def buffers(self, heads: ExchangedHeads) -> PeerBuffers | HostBuffers | None:
         """Return buffers for such heads, None where NCCL has to do it. Collective over the group."""
-        if peers_are_near(self._group, heads.device) and self._peers_reach(heads.device):
-            return self._peers.buffers(heads)
+        if peers_are_near(self._group, heads.device):
+            if self._reach is None:
+                self._reach = heads.device.type != "cuda" or _reach_one_another(self._group, heads.device)
+            if self._reach:
+                return self._peers.buffers(heads)
         return self._host.buffers(heads) if may_go_through_host(heads.device) else None
-
-    def _peers_reach(self, device: torch.device) -> bool:
-        """Whether all GPUs of the group reach each other's memory, asked once: which they are, each rank knows of its
-        own alone."""
-        if self._reach is None:
-            self._reach = device.type != "cuda" or _reach_one_another(self._group, device)
-        return self._reach
 
 
 def peers_are_near(group: dist.ProcessGroup, device: torch.device) -> bool:
@@ -96,7 +92,6 @@ class HeadSharing:
         if mesh.peers is None:
             return None
         heads = -(-self.heads // len(lengths)) * len(lengths)
-        buffers: PeerBuffers | HostBuffers | None = mesh.peers.buffers(
-            ExchangedHeads(lengths, batch, heads, self.head_dim, self.dtype, self.device)
-        )
+        wanted = ExchangedHeads(lengths, batch, heads, self.head_dim, self.dtype, self.device)
+        buffers: PeerBuffers | HostBuffers | None = mesh.peers.buffers(wanted)
         return buffers

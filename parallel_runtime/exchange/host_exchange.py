@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ..attention.kernels import Attend
 from ..mesh.launched import unbroken
@@ -22,13 +23,8 @@ from .host_lanes import SLOTS, Exchange, StreamMemory
 
 @dataclass(frozen=True)
 class HostBuffers:
-    """How attention of one shape goes through the memory that the ranks share.
-
-    Args:
-        lengths: tokens of each rank.
-        chunks: heads of each chunk; altogether those of a rank.
-        pieces: of a chunk, each with some of the tokens: a message.
-    """
+    """How attention of one shape goes through the memory that the ranks share: by the tokens of each rank and the heads
+    of each chunk, altogether those of a rank, which goes in pieces with some of the tokens: messages."""
 
     memory: StreamMemory
     rank: int
@@ -38,21 +34,10 @@ class HostBuffers:
 
 
 def attend_through_host(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    kernel: Attend,
-    buffers: HostBuffers,
-    scale: float | None = None,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, *, kernel: Attend, buffers: HostBuffers, scale: float | None = None
+) -> Tensor:
     """Attend over the tokens of all ranks; as `ulysses_attention`, with its bits, for any lengths. Collective over the
-    group.
-
-    Args:
-        query, key, value: this rank's tokens, (batch, local tokens, heads, head dim), alike in shape and dtype.
-        buffers: for these shapes, heads rounded up to a multiple of the ranks.
-    """
+    group. Buffers are for these shapes, heads rounded up to a multiple of the ranks."""
     degree, heads = len(buffers.lengths), query.shape[2]
     if heads % degree:
         query, key, value = (F.pad(part, (0, 0, 0, -heads % degree)) for part in (query, key, value))
@@ -66,7 +51,7 @@ class _Way:
     n + c what was attended with them. All memory is taken on the caller's stream before the first message, and held
     until the last."""
 
-    def __init__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, buffers: HostBuffers):
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, buffers: HostBuffers):
         lengths, rank, chunks = buffers.lengths, buffers.rank, buffers.chunks
         batch, own, heads, head_dim = query.shape
         degree = len(lengths)
@@ -78,11 +63,10 @@ class _Way:
         self._returned = [query.new_empty((degree, own, batch, size, head_dim)) for size in chunks]
         # (ranks, own tokens, batch, heads / ranks, head dim): the first dim is the rank that it goes to.
         self._wire = [part.unflatten(2, (degree, -1)).permute(2, 1, 0, 3, 4) for part in (query, key, value)]
-        self._loads: list[dict[int, torch.Tensor]] = []
-        """That can be sent, by the rank that each goes to; with `_ready`, when."""
-        self._ready: list[object] = []
+        self._loads: list[tuple[dict[int, Tensor], object]] = []
+        """That can be sent, by the rank that each goes to, and when."""
 
-    def go(self, kernel: Attend, scale: float | None) -> torch.Tensor:
+    def go(self, kernel: Attend, scale: float | None) -> Tensor:
         """Attended values of this rank's tokens, (batch, local tokens, heads, head dim)."""
         count, pieces, sent = len(self._chunks), self._pieces, 0
         for chunk in range(count):
@@ -105,34 +89,31 @@ class _Way:
         start, stop = self._cuts[chunk : chunk + 2]
         packed = torch.stack([part[:, :, :, start:stop] for part in self._wire], dim=3)
         self._of_rank(self._landing[chunk], self._rank).copy_(packed[self._rank])
-        self._can_go({to: packed[to] for to in self._exchange.others})
+        self._loads.append(({to: packed[to] for to in self._exchange.others}, self._exchange.mark()))
 
     def _attend(self, chunk: int, kernel: Attend, scale: float | None) -> None:
         query, key, value = (part.transpose(0, 1) for part in self._landing[chunk].unbind(2))
         attended = kernel(query, key, value, None, scale).transpose(0, 1).contiguous()
-        self._can_go({to: self._of_rank(attended, to) for to in self._exchange.others})
+        parts = {to: self._of_rank(attended, to) for to in self._exchange.others}
+        self._loads.append((parts, self._exchange.mark()))
         self._returned[chunk][self._rank].copy_(self._of_rank(attended, self._rank))
-
-    def _can_go(self, parts: dict[int, torch.Tensor]) -> None:
-        self._loads.append(parts)
-        self._ready.append(self._exchange.mark())
 
     def _send(self, message: int) -> None:
         load, piece = divmod(message, self._pieces)
-        self._exchange.send(message, self._piece(self._loads[load], piece), self._ready[load])
+        parts, ready = self._loads[load]
+        self._exchange.send(message, self._piece(parts, piece), ready)
 
-    def _coming(self, load: int) -> dict[int, torch.Tensor]:
+    def _coming(self, load: int) -> dict[int, Tensor]:
         """Where the others' parts of a load belong."""
-        chunk, returns = load % len(self._chunks), load >= len(self._chunks)
-        if returns:
-            return {source: self._returned[chunk][source] for source in self._exchange.others}
-        return {source: self._of_rank(self._landing[chunk], source) for source in self._exchange.others}
+        others, count = self._exchange.others, len(self._chunks)
+        if load >= count:
+            return {source: self._returned[load - count][source] for source in others}
+        return {source: self._of_rank(self._landing[load], source) for source in others}
 
-    def _piece(self, parts: dict[int, torch.Tensor], piece: int) -> dict[int, torch.Tensor]:
+    def _piece(self, parts: dict[int, Tensor], piece: int) -> dict[int, Tensor]:
         """Some of the tokens of each part, cut alike where it is sent and where it is received."""
         return {rank: part.tensor_split(self._pieces)[piece] for rank, part in parts.items()}
 
-    def _of_rank(self, tokens: torch.Tensor, rank: int) -> torch.Tensor:
+    def _of_rank(self, tokens: Tensor, rank: int) -> Tensor:
         """The tokens of one rank among those of all."""
-        start = sum(self._lengths[:rank])
-        return tokens[start : start + self._lengths[rank]]
+        return tokens.split(self._lengths)[rank]

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..acceleration.cuda_graphs import Capture
+from ..acceleration.cuda_graphs import captured
 from ..gpu_memory import cuda_driver
 from ..gpu_memory.arena import ALIGNMENT, aligned
 from ..gpu_memory.cuda_driver import DriverError
@@ -118,11 +118,8 @@ class Exchange:
 
 
 class StreamMemory:
-    """The memory of the host that every rank has mapped, as streams of this rank's GPU reach it.
-
-    Raises:
-        DriverError: it cannot be pinned, or streams do not wait for words in it, or not in a CUDA graph.
-    """
+    """The memory of the host that every rank has mapped, as streams of this rank's GPU reach it. DriverError: it cannot
+    be pinned, or streams do not wait for words in it, or not in a CUDA graph."""
 
     def __init__(self, share: HostShare, rank: int, ranks: int, device: torch.device):
         share.pin()
@@ -139,29 +136,23 @@ class StreamMemory:
 
     def lanes(self) -> tuple[StreamLane, StreamLane, StreamLane]:
         """The current stream, and the two of this GPU for what goes out and what comes in."""
-        streams = torch.cuda.current_stream(self.device), *self._streams
-        here, out, back = (StreamLane(stream, self._base) for stream in streams)
-        return here, out, back
+        here, (out, back) = torch.cuda.current_stream(self.device), self._streams
+        return StreamLane(here, self._base), StreamLane(out, self._base), StreamLane(back, self._base)
 
     def _try(self, lane: StreamLane, word: int) -> None:
         """Write and wait for a word that no other rank uses, launched and recorded."""
 
         def once() -> None:
-            lane.write(word, _FULL)
-            lane.wait(word, _FULL)
-            lane.write(word, _EMPTY)
-            lane.wait(word, _EMPTY)
+            for value in (_FULL, _EMPTY):
+                lane.write(word, value)
+                lane.wait(word, value)
 
         with torch.cuda.stream(lane.stream):
             once()
             lane.stream.synchronize()
-            capture = Capture(torch.cuda.graph_pool_handle())
-            capture.begin()
-            try:
+            with captured(torch.cuda.graph_pool_handle()) as graph:
                 once()
-            finally:
-                capture.end()
-            capture.graph.replay()
+            graph.replay()
             lane.stream.synchronize()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,26 +23,17 @@ _LEAST_MESSAGE = 4 << 20
 H100s: 4.5 ms an attention with pieces of 1.3 MB, 2.1 with 5.3; replayed 1.11 and 1.05)."""
 
 
-Open = Callable[[HostShare, int, int, torch.device], StreamMemory]
-"""(share, rank, ranks, device) -> the memory as this rank reaches it."""
-
-
 class HostMemory(GrownMemory[StreamMemory, HostBuffers]):
-    """One memory that every rank of a host has mapped.
-
-    Args:
-        chunks, pieces: at most.
-        opened: how a rank reaches the memory; a test's ranks have no GPU.
-    """
+    """One memory that every rank of a host has mapped. At most so many chunks and pieces; `opened` is how a rank
+    reaches it."""
 
     where = "memory of the host"
 
     def __init__(
-        self, group: dist.ProcessGroup, chunks: int = _CHUNKS, pieces: int = _PIECES, opened: Open = StreamMemory
+        self, group: dist.ProcessGroup, chunks: int = _CHUNKS, pieces: int = _PIECES, opened: Any = StreamMemory
     ):
         super().__init__(group)
-        self._chunks, self._pieces = chunks, pieces
-        self._opened = opened
+        self._chunks, self._pieces, self._opened = chunks, pieces, opened
 
     def _needed(self, heads: ExchangedHeads) -> int:
         degree, (chunks, pieces) = len(heads.lengths), self._pieces_of(heads)

@@ -1,16 +1,13 @@
 """Ulysses over peer memory: on GPUs of one host that can write to each other's memory, the exchange is those writes.
 
-One kernel reads query, key and value where they are and writes each head to the rank that attends with it, in the
-place where attention reads it; a second one writes the attended values back, in the place where they belong. NCCL
-copies into send buffers, through its channels and out again: for FLUX.1 on two H200s a block's exchange took 190 us
-with NCCL; what a step gains is in docs/performance.md.
+One kernel writes each head of query, key and value to the rank that attends with it, in the place where attention reads
+it; a second one writes the attended values back to where they belong. NCCL would copy into send buffers, through its
+channels and out again (docs/performance.md).
 
-passes.py gives the operator more to do where a block allows it:
-- norm and rotary embedding of query and key, in the kernel that writes them to the ranks;
-- the feed-forward layer of a block that attends and feeds forward from one input and projects both together
-  (FLUX.1's single blocks): it is computed while heads are on their way, and its share of the output projection while
-  attended values are. What travels beside a matrix product is moved by the GPU's copy engines and not by a kernel:
-  the product wants every multiprocessor, and waits for one that a kernel has taken.
+Blocks give it more to do where they can (acceleration/attention_pass.py): norm and rotary embedding, in the kernel that
+writes heads; and the feed-forward layer beside attention (FLUX.1's single blocks), which is computed while heads are on
+their way, and its share of the output projection while attended values are. What travels beside a matrix product is
+moved by the GPU's copy engines: the product wants every multiprocessor, and waits for one that a kernel has taken.
 
 The two barriers of an attention also keep the buffers apart from call to call: a rank writes to a peer's `landing`
 only after the peer came to the second barrier, so after its attention has read the call before; and to its `returned`
@@ -25,10 +22,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from ..attention.kernels import KERNELS
-from ..attention.operators import operator, shapes_of
-from ..attention.rotary import apply_norms
+from ..attention.kernels import Attend
+from ..attention.rotary import Tensors, apply_norms
 from .peer_memory import PeerBuffers
 
 _WORD = torch.int64
@@ -36,78 +33,44 @@ _WORD = torch.int64
 
 
 def peer_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    kernel: str,
-    degree: int,
-    buffers: PeerBuffers,
-    scale: float | None = None,
-) -> torch.Tensor:
-    """Attend over the tokens of all ranks; as `ulysses_attention`, for any lengths. Collective over the group.
-
-    Args:
-        kernel: key of KERNELS.
-        buffers: for these shapes, heads rounded up to a multiple of `degree`.
-    """
-    heads = query.shape[2]
+    query: Tensor, key: Tensor, value: Tensor, *, kernel: Attend, buffers: PeerBuffers, scale: float | None = None
+) -> Tensor:
+    """Attend over the tokens of all ranks; as `ulysses_attention`, for any lengths. Collective over the group. Buffers
+    are for these shapes, heads rounded up to a multiple of the ranks."""
+    heads, degree = query.shape[2], len(buffers.lengths)
     if heads % degree:
         query, key, value = (F.pad(part, (0, 0, 0, -heads % degree)) for part in (query, key, value))
-    attended = torch.ops.parallel_dit.peer_attention.default(
-        [query], [key], [value], [], 0.0, [], buffers.memory, buffers.shape, buffers.table, buffers.group, kernel, scale
-    )
+    attended = attend_over_peers([query], [key], [value], [], 0.0, [], kernel, buffers, scale)
     return attended.narrow(2, 0, heads) if heads % degree else attended
 
 
-@operator(
-    "peer_attention",
-    "(Tensor[] queries, Tensor[] keys, Tensor[] values, Tensor[] norms, float eps, Tensor[] beside,"
-    " Tensor memory, Tensor shape, Tensor table, str group, str kernel, float? scale) -> Tensor",
-)
 def attend_over_peers(
-    queries: list[torch.Tensor],
-    keys: list[torch.Tensor],
-    values: list[torch.Tensor],
-    norms: list[torch.Tensor],
-    eps: float,
-    beside: list[torch.Tensor],
-    memory: torch.Tensor,
-    shape: torch.Tensor,
-    table: torch.Tensor,
-    group: str,
-    kernel: str,
-    scale: float | None,
-) -> torch.Tensor:
-    """One operator from projections to attended values, or to what the block makes of them.
-
-    It writes to `memory`, which is not declared as changed: nothing else reads it, and torch.compile would copy it.
+    queries: Tensors, keys: Tensors, values: Tensors, norms: Tensors, eps: float, beside: Tensors, kernel: Attend,
+    buffers: PeerBuffers, scale: float | None,
+) -> Tensor:  # fmt: skip
+    """From projections to attended values, (batch, own tokens, heads, head dim), or to what the block makes of them,
+    (batch, own tokens, width). Collective over the group.
 
     Args:
         queries, keys, values: (batch, tokens of the part, heads, head dim) for each part of the own tokens, such as
             text and image.
         norms: [], or what `rotary.apply_norms` makes of queries and keys: the weights of the norms of all queries,
             those of all keys, cos and sin.
-        eps: of the norms.
         beside: [], or input x (batch, own tokens, width), weight and bias of the layer before a GELU (tanh), weight
             and bias of the layer over the attended values and what GELU gives.
-        memory, shape, table, group: see PeerBuffers.
-
-    Returns:
-        Attended values (batch, own tokens, heads, head dim); with `beside` the last layer's (batch, own tokens, width).
     """
     import torch.distributed._symmetric_memory as symmetric_memory
 
-    ranks = symmetric_memory.rendezvous(memory, group)  # type: ignore[arg-type] # a str, before torch 2.13 too
-    exchange = _Exchange(ranks, queries[0], memory, shape, table, bool(beside))
+    ranks = symmetric_memory.rendezvous(buffers.memory, buffers.group)  # type: ignore[arg-type] # a str, before torch 2.13 too
+    exchange = _Exchange(ranks, queries[0], buffers, bool(beside))
     exchange.send_heads(queries, keys, values, norms, eps)
     if not beside:
-        exchange.ranks.barrier(channel=0)
+        ranks.barrier(channel=0)
         exchange.return_tokens(exchange.attend(kernel, scale))
-        exchange.ranks.barrier(channel=0)
+        ranks.barrier(channel=0)
         return exchange.returned().transpose(0, 1).clone(memory_format=torch.contiguous_format)
     x, hidden_weight, hidden_bias, weight, bias = beside
-    compute, links = torch.cuda.current_stream(), _links(memory.device.index)
+    compute, links = torch.cuda.current_stream(), _links(buffers.memory.device.index)
     links.wait_stream(compute)
     with torch.cuda.stream(links):
         exchange.move_heads()
@@ -125,14 +88,6 @@ def attend_over_peers(
     return output.reshape(*x.shape[:-1], weight.shape[0])
 
 
-@shapes_of(attend_over_peers)
-def _(queries: list[torch.Tensor], keys: Any, values: Any, norms: Any, eps: float, beside: Any, *memory: Any) -> Any:
-    if beside:
-        return beside[0].new_empty((*beside[0].shape[:-1], beside[3].shape[0]))
-    batch, _, heads, head_dim = queries[0].shape
-    return queries[0].new_empty((batch, sum(part.shape[1] for part in queries), heads, head_dim))
-
-
 @functools.cache
 def _links(device: int) -> torch.cuda.Stream:
     """The stream of a GPU that moves data to others beside its products; it comes first, as the products' end waits."""
@@ -140,31 +95,20 @@ def _links(device: int) -> torch.cuda.Stream:
 
 
 class _Exchange:
-    """The way of one attention's tensors between the ranks.
+    """The way of one attention's tensors between the ranks. `staging` is where heads of other ranks lie that copy
+    engines are to move, (ranks, own tokens, batch, 3, heads / ranks, head dim); None where the kernel itself writes
+    them to the others."""
 
-    `staging` is where heads of other ranks lie that copy engines are to move, (ranks, own tokens, batch, 3, heads /
-    ranks, head dim); None where the kernel itself writes them to the others.
-    """
-
-    def __init__(
-        self,
-        ranks: Any,
-        query: torch.Tensor,
-        memory: torch.Tensor,
-        shape: torch.Tensor,
-        table: torch.Tensor,
-        beside: bool,
-    ):
-        self.ranks, self.memory, self.table = ranks, memory, table
+    def __init__(self, ranks: Any, query: Tensor, buffers: PeerBuffers, beside: bool):
+        self.ranks, self.memory, self.table = ranks, buffers.memory, buffers.table
+        self.offset, self.lengths = buffers.returned, buffers.lengths
         self.batch, _, self.heads, self.head_dim = query.shape
         self.dtype = query.dtype
-        self.offset, *lengths = shape.tolist()
-        self.lengths: list[int] = lengths
-        self.own = lengths[ranks.rank]
+        self.own = self.lengths[ranks.rank]
         self.heads_per_rank = self.heads // ranks.world_size
         # Of a token's heads of one rank, in all items of the batch.
         self.elements_per_token = self.batch * self.heads_per_rank * self.head_dim
-        self.staging: torch.Tensor | None = None
+        self.staging: Tensor | None = None
         if beside:
             each = (self.own, self.batch, 3, self.heads_per_rank, self.head_dim)
             self.staging = query.new_empty((ranks.world_size, *each))
@@ -174,14 +118,7 @@ class _Exchange:
         """The other ranks; not everyone begins with the same."""
         return [(self.ranks.rank + step) % self.ranks.world_size for step in range(1, self.ranks.world_size)]
 
-    def send_heads(
-        self,
-        queries: list[torch.Tensor],
-        keys: list[torch.Tensor],
-        values: list[torch.Tensor],
-        norms: list[torch.Tensor],
-        eps: float,
-    ) -> None:
+    def send_heads(self, queries: Tensors, keys: Tensors, values: Tensors, norms: Tensors, eps: float) -> None:
         """Write heads where they belong, those of other ranks to `staging` if there is one."""
         from .peer_kernels import push_heads, push_normed_heads
 
@@ -204,23 +141,23 @@ class _Exchange:
             self.ranks.get_buffer(to, self.staging.shape[1:], self.dtype, start).copy_(self.staging[to])
         self.ranks.barrier(channel=0)
 
-    def attend(self, kernel: str, scale: float | None) -> torch.Tensor:
+    def attend(self, kernel: Attend, scale: float | None) -> Tensor:
         """Attended values of this rank's heads, (batch, tokens of all ranks, heads / ranks, head dim)."""
         landing = self._view(0, (sum(self.lengths), self.batch, 3, self.heads_per_rank, self.head_dim))
         query, key, value = (part.transpose(0, 1) for part in landing.unbind(2))
-        return KERNELS[kernel].attend(query, key, value, None, scale)
+        return kernel(query, key, value, None, scale)
 
-    def return_tokens(self, attended: torch.Tensor) -> None:
+    def return_tokens(self, attended: Tensor) -> None:
         """Write attended values to the ranks whose tokens they are, beside those of the other ranks."""
         from .peer_kernels import push_tokens
 
         push_tokens(_words(attended), self.table, self.ranks.rank, self.ranks.world_size)
 
-    def returned(self) -> torch.Tensor:
+    def returned(self) -> Tensor:
         """What `return_tokens` of all ranks wrote here, (own tokens, batch, heads, head dim)."""
         return self._view(self.offset, (self.own, self.batch, self.heads, self.head_dim))
 
-    def move_tokens(self, attended: torch.Tensor) -> None:
+    def move_tokens(self, attended: Tensor) -> None:
         """Copy attended values to the ranks whose tokens they are, and wait for what is ours; ranks one by one."""
         pieces = attended.transpose(0, 1).split(self.lengths)
         for to in (*self.others, self.ranks.rank):
@@ -228,16 +165,16 @@ class _Exchange:
             self.ranks.get_buffer(to, pieces[to].shape, self.dtype, start).copy_(pieces[to])
         self.ranks.barrier(channel=0)
 
-    def moved(self) -> torch.Tensor:
+    def moved(self) -> Tensor:
         """What `move_tokens` of all ranks wrote here, (own tokens, batch, width): a copy."""
         shape = (self.ranks.world_size, self.own, self.batch, self.heads_per_rank * self.head_dim)
         return torch.cat(self._view(self.offset, shape).unbind(0), -1)
 
-    def _view(self, start: int, shape: tuple[int, ...]) -> torch.Tensor:
+    def _view(self, start: int, shape: tuple[int, ...]) -> Tensor:
         return self.memory[start : start + math.prod(shape) * self.dtype.itemsize].view(self.dtype).view(shape)
 
 
-def _words(part: torch.Tensor) -> torch.Tensor:
+def _words(part: Tensor) -> Tensor:
     """(batch, tokens, heads, head dim) -> (batch, tokens, words): a token's heads lie side by side."""
     if part.stride(3) != 1 or part.stride(2) != part.shape[3]:
         part = part.contiguous()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from ..attention.rotary_kernel import angles, dense_heads, norm_and_rotate, warps
+from ..attention.rotary_kernel import Tensors, angles, dense_heads, norm_and_rotate, warps
 
 _TILE = 2048
 """Words (8 bytes) that a program moves."""
@@ -18,10 +18,8 @@ def _push_heads_kernel(
     value_token, tokens, STAGED: tl.constexpr, RANKS: tl.constexpr, ROW: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Program (rows, part and destination, columns): rows are tokens × batch, ROW the words of a rank's heads.
-
-    STAGED keeps what is for other ranks here, in `staging`, (RANKS, own tokens, batch, 3, ROW).
-    """
+    """Program (rows, part and destination, columns): rows are tokens × batch, ROW the words of a rank's heads. STAGED
+    keeps what is for other ranks here, in `staging`, (RANKS, own tokens, batch, 3, ROW)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(1) // RANKS
     to = tl.program_id(1) % RANKS
@@ -116,14 +114,11 @@ def _tiles(row: int) -> tuple[int, int]:
     return width, _TILE // width
 
 
-def push_heads(
-    parts: list[torch.Tensor], table: torch.Tensor, rank: int, ranks: int, staging: torch.Tensor | None = None
-) -> None:
-    """Write each rank's heads of query, key and value to its landing buffer.
+def push_heads(parts: Tensors, table: Tensor, rank: int, ranks: int, staging: Tensor | None = None) -> None:
+    """Write each rank's heads of query, key and value to its landing buffer; `table` is that of PeerBuffers.
 
     Args:
         parts: three of (batch, own tokens, words of all heads), int64, the last dim dense.
-        table: see PeerBuffers.
         staging: (ranks, own tokens, batch, 3, words of a rank's heads), int64: where to put the heads of other ranks
             instead.
     """
@@ -138,22 +133,14 @@ def push_heads(
 
 
 def push_normed_heads(
-    queries: list[torch.Tensor],
-    keys: list[torch.Tensor],
-    values: list[torch.Tensor],
-    norms: list[torch.Tensor],
-    eps: float,
-    table: torch.Tensor,
-    rank: int,
-    ranks: int,
-    staging: torch.Tensor | None = None,
-) -> None:
+    queries: Tensors, keys: Tensors, values: Tensors, norms: Tensors, eps: float, table: Tensor, rank: int, ranks: int,
+    staging: Tensor | None = None,
+) -> None:  # fmt: skip
     """`rotary.norm_rotate` and `push_heads` in one; the head dim is a power of two, heads a multiple of the ranks.
 
     Args:
         queries, keys, values: (batch, tokens of the part, heads, head dim) for each part of the own tokens.
         norms: weights of the norms of all queries, those of all keys, cos and sin.
-        table: see PeerBuffers.
         staging: (ranks, own tokens, batch, 3, heads / ranks, head dim), of the same dtype.
     """
     batch, _, heads, dim = queries[0].shape
@@ -175,12 +162,9 @@ def push_normed_heads(
         first += tokens
 
 
-def push_tokens(attended: torch.Tensor, table: torch.Tensor, rank: int, ranks: int) -> None:
-    """Write the attended values of each rank's tokens to its returned buffer, beside those of the other ranks.
-
-    Args:
-        attended: (batch, tokens of all ranks, words of this rank's heads), int64, the last dim dense.
-    """
+def push_tokens(attended: Tensor, table: Tensor, rank: int, ranks: int) -> None:
+    """Write the attended values of each rank's tokens, (batch, tokens of all ranks, words of this rank's heads), int64,
+    the last dim dense, to its returned buffer, beside those of the other ranks."""
     batch, tokens, words = attended.shape
     width, rows = _tiles(words)
     grid = (triton.cdiv(tokens * batch, rows), triton.cdiv(words, width))

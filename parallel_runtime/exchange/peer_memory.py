@@ -19,20 +19,19 @@ from .grown_memory import GrownMemory
 class PeerBuffers:
     """This rank's buffers for one shape of attention, and where those of the others are.
 
-    Shapes are told in tensors, because numbers and shapes would become constants of a compiled graph: every size of
-    picture would then need a graph of its own.
-
     Args:
         memory: (bytes,) uint8, shared: `landing` (tokens of all ranks, batch, 3, heads / ranks, head dim), where the
-            others put query, key and value, then `returned` for attended values, of own tokens x batch x all heads.
-        shape: int64 on the CPU: the byte at which `returned` begins, and the tokens of each rank.
+            others put query, key and value, then, from byte `returned` on, attended values of own tokens x batch x all
+            heads.
+        lengths: tokens of each rank.
         table: int64 on the GPU: address of every rank's landing, of every rank's returned, and the first token of
             every rank with the number of all tokens at the end.
         group: name of the process group.
     """
 
     memory: torch.Tensor
-    shape: torch.Tensor
+    returned: int
+    lengths: tuple[int, ...]
     table: torch.Tensor
     group: str
 
@@ -52,12 +51,8 @@ class PeerMemory(GrownMemory[tuple[torch.Tensor, Sequence[int]], PeerBuffers]):
         offset = (own.numel() - _sizes(heads)[1]) // 512 * 512
         table = [pointer + start for start in (0, offset) for pointer in pointers]
         table += accumulate(heads.lengths, initial=0)
-        return PeerBuffers(
-            own,
-            torch.tensor([offset, *heads.lengths], dtype=torch.int64),
-            torch.tensor(table, dtype=torch.int64, device=heads.device),
-            self._group.group_name,
-        )
+        addresses = torch.tensor(table, dtype=torch.int64, device=heads.device)
+        return PeerBuffers(own, offset, heads.lengths, addresses, self._group.group_name)
 
     def _share(self, size: int, device: torch.device) -> tuple[tuple[torch.Tensor, Sequence[int]] | None, str]:
         memory, refusal = _tried(lambda torchs: torchs.empty(size, dtype=torch.uint8, device=device))

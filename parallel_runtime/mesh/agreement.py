@@ -68,14 +68,8 @@ def all_agree(agreed: bool, group: dist.ProcessGroup | None, device: torch.devic
 @contextmanager
 def failing_at_the_next_vote(group: dist.ProcessGroup | None) -> Iterator[Callable[[], None]]:
     """Around work with exchanges, before each of which all ranks call what is given, with all memory taken that the
-    exchange needs: what fails on one rank between two calls fails on all of them at the second. They vote
-    once more at the end.
-
-    The hosts vote, so that no GPU is waited for.
-
-    Raises:
-        PeerFailedError: it failed on another rank.
-    """
+    exchange needs: what fails on one rank between two calls fails on all of them at the second (PeerFailedError). They
+    vote once more at the end. The hosts vote, so that no GPU is waited for."""
     host = torch.device("cpu")
 
     def vote() -> None:
@@ -100,15 +94,11 @@ def agreed_dtype(own: torch.dtype | None, group: dist.ProcessGroup | None, devic
 
 
 def of_first_rank(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """Return what the first rank of this stage has. Collective over the stage's ranks; shapes and dtypes are alike.
-
-    First along the batch axes, where each rank hears of the one with its own place in the sequence; so the first rank
-    of every sequence group has it, and hands it on.
-    """
+    """Return what the first rank of this stage has. Collective over the stage's ranks; shapes and dtypes are alike."""
+    # First along the batch axes, where each rank hears of the one with its own place in the sequence; so the first rank
+    # of every sequence group has it, and hands it on.
     groups = [group for group in (mesh.batch, mesh.sequence) if group is not None]
-    if not groups:
-        return tensor
-    same = tensor.clone(memory_format=torch.contiguous_format)
+    same = tensor.clone(memory_format=torch.contiguous_format) if groups else tensor
     for group in groups:
         dist.broadcast(same, src=dist.get_global_rank(group, 0), group=group)
     return same

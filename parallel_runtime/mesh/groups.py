@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,13 +15,8 @@ GroupKey = tuple[tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class ExchangedHeads:
-    """One attention's heads, as the ranks of a group exchange them.
-
-    Args:
-        lengths: tokens of each rank.
-        heads: a multiple of the ranks.
-        device: this rank's GPU.
-    """
+    """One attention's heads, a multiple of the ranks of a group, as these exchange them: `lengths` are the tokens of
+    each, and `device` is this rank's GPU."""
 
     lengths: tuple[int, ...]
     batch: int
@@ -31,34 +26,22 @@ class ExchangedHeads:
     device: torch.device
 
 
-class GroupMemory(Protocol):
-    """Memory that the ranks of a group share; see HeadRoutes in exchange/head_routes.py."""
-
-    @property
-    def made(self) -> int: ...
-
-    def free(self) -> None: ...
-
-    def buffers(self, heads: ExchangedHeads) -> Any: ...
-
-
 class Groups:
     """The process groups that this rank knows of.
 
     Every method is collective over the world: all ranks call it with the same keys in the same order, also those that
     are in none of the groups, because torch numbers groups in the order in which they are made.
 
-    Args:
-        rank, world_size: of the default process group.
-        share: makes the memory that the ranks of a group share; without it they share none.
+    `share` makes the memory that the ranks of a group share (HeadRoutes in exchange/head_routes.py); without it they
+    share none.
     """
 
-    def __init__(self, rank: int, world_size: int, share: Callable[[dist.ProcessGroup], GroupMemory] | None = None):
+    def __init__(self, rank: int, world_size: int, share: Callable[[dist.ProcessGroup], Any] | None = None):
         self._rank = rank
         self._world = tuple(range(world_size))
         self._made: dict[GroupKey, dist.ProcessGroup | None] = {}
         self._share = share
-        self._memory: dict[GroupKey, GroupMemory] = {}
+        self._memory: dict[GroupKey, Any] = {}
 
     def join(self, key: GroupKey) -> dist.ProcessGroup | None:
         """Return the group of a key, made where it is new; None for a rank outside of it."""
@@ -70,7 +53,7 @@ class Groups:
             self._made[key] = group if self._rank in ranks else None
         return self._made[key]
 
-    def memory(self, key: GroupKey) -> GroupMemory | None:
+    def memory(self, key: GroupKey) -> Any:
         """The memory that the ranks of a group share; None for a rank outside of it. No collective."""
         group = self.join(key)  # made before
         if group is not None and self._share is not None and key not in self._memory:

@@ -1,8 +1,5 @@
 """How many exchanges this rank has launched, by their groups: where all ranks of a group have launched as many, and all
-of them have come to an end, nobody waits for anybody.
-
-It is asked for after a run that failed, so that a failure of all ranks alike need not cost the pool.
-"""
+of them have come to an end, nobody waits for anybody. So a failure of all ranks alike need not cost the pool."""
 
 from __future__ import annotations
 
@@ -34,11 +31,9 @@ _BROKEN_OFF = threading.Event()
 
 @contextmanager
 def unbroken() -> Iterator[None]:
-    """Around the launch of an exchange of several messages with flags of our own.
-
-    Where it breaks off, words that say who has read what stay as they are, however alike the ranks failed: the next
-    exchange would read what is old, so nothing counts as ended any more. What was only recorded has done nothing.
-    """
+    """Around the launch of an exchange of several messages with flags of our own. Where it breaks off, words that say
+    who has read what stay as they are, however alike the ranks failed: the next exchange would read what is old, so
+    nothing counts as ended any more. What was only recorded has done nothing."""
     try:
         yield
     except BaseException:
@@ -47,20 +42,18 @@ def unbroken() -> Iterator[None]:
         raise
 
 
-Key = tuple[tuple[int, ...], str]
-"""Ranks of a group, and what of theirs is counted."""
-
 log = logging.getLogger(__name__)
 
 _END_SECONDS = 3.0
 """So long what runs on the GPU may take to end; an exchange that another rank has not launched never does."""
 
 
-def launched(device: torch.device) -> Mapping[Key, int] | None:
-    """(ranks, name) -> how often; None where not all has come to an end, or this torch does not tell."""
+def launched(device: torch.device) -> Mapping[tuple[tuple[int, ...], str], int] | None:
+    """(ranks of a group, what is counted) -> how often; None where not all has come to an end, or this torch does not
+    tell."""
     if _BROKEN_OFF.is_set() or not _ends(device):
         return None
-    counts: dict[Key, int] = {}
+    counts: dict[tuple[tuple[int, ...], str], int] = {}
     if not dist.is_initialized():
         return counts
     try:

@@ -1,8 +1,5 @@
-"""Links between neighbouring stages, one communicator per direction.
-
-One communicator for both directions would let the two stages of a pipeline of two wait for each other: both send
-before they receive.
-"""
+"""Links between neighbouring stages, one communicator per direction: one for both would let the two stages of a
+pipeline of two wait for each other, as both send before they receive."""
 
 from __future__ import annotations
 
@@ -43,12 +40,8 @@ def link_groups(plan: ParallelPlan) -> list[GroupKey]:
     return [(link, "link") for each in pipelines for link in zip(each, each[1:] + each[:1], strict=True)]
 
 
-def build_links(plan: ParallelPlan, rank: int, groups: Groups | None = None) -> Links | None:
-    """This rank's links in a plan; None where there is one stage, or the rank takes no part.
-
-    Collective over the world, like `mesh.build_mesh`; `groups` are those of earlier plans, which this one shares.
-    """
-    groups = groups or Groups(rank, plan.world_size)
+def build_links(plan: ParallelPlan, rank: int, groups: Groups) -> Links | None:
+    """A rank's links in a plan; None where there is one stage, or the rank takes no part. Collective over the world."""
     links: dict[str, Link] = {}
     for key in link_groups(plan):
         (source, target), group = key[0], groups.join(key)
@@ -86,8 +79,7 @@ class Inbox:
     """Receives in the order in which `expect` was called; what is expected may arrive while the rank computes."""
 
     def __init__(self, link: Link, device: torch.device):
-        self._link = link
-        self._device = device
+        self._link, self._device = link, device
         self._coming: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
 
     def expect(self, numel: int, dtype: torch.dtype) -> None:

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from ..config import AXES, ParallelPlan
-from .groups import GroupKey, GroupMemory, Groups
-from .links import Links
+from .groups import GroupKey, Groups
+from .links import Links, build_links, link_groups
 
 _GROUPED: Mapping[str, tuple[str, ...]] = {
     "ulysses": ("ulysses",), "ring": ("ring",), "sequence": ("ring", "ulysses"), "batch": ("data", "cfg"),
@@ -30,15 +30,9 @@ _GROUPED: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """One rank's part in the plan.
-
-    Args:
-        plan: degrees of every axis.
-        rank: global rank of this process.
-        coordinate: this rank's index on each axis of AXES.
-        speeds: of the ranks of its sequence group, in the order of `sequence_index`, where they are unlike: they then
-            hold tokens in that proportion. The same numbers on all of them.
-    """
+    """One rank's part in the plan, by its global rank and its index on each axis of AXES. `speeds` are those of the
+    ranks of its sequence group, in the order of `sequence_index`, where they are unlike: they then hold tokens in that
+    proportion. The same numbers on all of them."""
 
     plan: ParallelPlan
     rank: int
@@ -71,7 +65,7 @@ class Mesh(Layout):
         sequence: group over which the token sequence is split, ring × ulysses; index is u + U·r.
         batch: group over which the batch is split, data × cfg; index is c + C·d.
         members: all ranks of the plan.
-        peers: memory that the ranks of `sequence` share.
+        peers: memory that the ranks of `sequence` share; see HeadRoutes in exchange/head_routes.py.
         links: to other stages where there are several.
     """
 
@@ -80,13 +74,13 @@ class Mesh(Layout):
     sequence: dist.ProcessGroup | None = field(default=None, repr=False)
     batch: dist.ProcessGroup | None = field(default=None, repr=False)
     members: dist.ProcessGroup | None = field(default=None, repr=False)
-    peers: GroupMemory | None = field(default=None, repr=False)
+    peers: Any = field(default=None, repr=False)
     links: Links | None = field(default=None, repr=False)
 
 
 def single_rank_mesh() -> Mesh:
     """Return the mesh of one rank; needs no torch.distributed."""
-    return Mesh(ParallelPlan(), rank=0, coordinate=_coordinate(ParallelPlan(), 0))
+    return Mesh(ParallelPlan(), 0, _coordinate(ParallelPlan(), 0))
 
 
 def lay_out_plan(plan: ParallelPlan, rank: int, speeds: Sequence[float] | None = None) -> Layout | None:
@@ -106,12 +100,8 @@ def build_mesh(
     """This rank's mesh of `plan` over the first plan.world_size ranks of the world, or None where it takes no part.
 
     Collective: every rank of the world calls it, also those that take no part, with the same plan and in the same
-    order. Recordings are kept by mesh, so keep one per plan instead of building one per request.
-
-    Args:
-        rank, world_size: of the default process group; not needed to exist when the plan has one rank.
-        speeds: see `lay_out_plan`.
-        groups: those of earlier meshes, which this one shares.
+    order. Recordings are kept by mesh, so keep one per plan instead of building one per request. The default process
+    group need not exist when the plan has one rank. `groups` are those of earlier meshes, which this one shares.
     """
     layout = lay_out_plan(plan, rank, speeds)
     groups = groups or Groups(rank, world_size)
@@ -121,15 +111,16 @@ def build_mesh(
             group = groups.join(key)
             if rank in key[0]:
                 own[name] = group
+    links = build_links(plan, rank, groups)
     if layout is None:
         return None
     peers = groups.memory((layout.sequence_ranks, "")) if plan.sequence > 1 else None
-    return Mesh(layout.plan, layout.rank, layout.coordinate, layout.speeds, **own, peers=peers)
+    return Mesh(layout.plan, layout.rank, layout.coordinate, layout.speeds, **own, peers=peers, links=links)
 
 
 def mesh_groups(plan: ParallelPlan) -> set[GroupKey]:
     """The groups that a plan's mesh has on all of its ranks."""
-    return {key for axes in _GROUPED.values() for key in _rows(plan, axes)}
+    return {key for axes in _GROUPED.values() for key in _rows(plan, axes)}.union(link_groups(plan))
 
 
 def _rows(plan: ParallelPlan, axes: tuple[str, ...]) -> list[GroupKey]:

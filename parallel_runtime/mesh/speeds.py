@@ -18,11 +18,8 @@ another set of shapes for compiled graphs."""
 
 
 def measure_speeds(device: torch.device, world_size: int) -> list[float] | None:
-    """Return the speed of every rank, the fastest 1.0, or None where the devices are of one kind.
-
-    Collective over the default group, on CPU tensors. Devices of one name are equal by definition, so that nothing is
-    measured on them; where names differ, every rank is measured. All ranks get the same numbers.
-    """
+    """Return the speed of every rank, the fastest 1.0; None where the devices are of one kind, which are equal by
+    definition. Collective over the default group, on CPU tensors. All ranks get the same numbers."""
     if not devices_unlike(device, world_size):
         return None
     measured = gather_from_ranks([_products_per_second(device)], world_size)
@@ -30,10 +27,8 @@ def measure_speeds(device: torch.device, world_size: int) -> list[float] | None:
 
 
 def devices_unlike(device: torch.device, world_size: int) -> bool:
-    """Whether the ranks' devices are of several kinds, so that they may round and draw noise otherwise.
-
-    Collective over the default group, on CPU tensors; the same answer on all ranks.
-    """
+    """Whether the ranks' devices are of several kinds, so that they may round and draw noise otherwise. Collective over
+    the default group, on CPU tensors; the same answer on all ranks."""
     if world_size == 1 or device.type != "cuda":
         return False
     kinds = gather_from_ranks([float(zlib.crc32(device_kind(device).encode()))], world_size)

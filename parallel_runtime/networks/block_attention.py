@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..attention.kernels import AttentionKernel
 from ..errors import UnsupportedModelError, first_line
+from ..exchange.peer_exchange import attend_over_peers
 from ..exchange.peer_memory import PeerBuffers
 from ..switches import is_on
 from .attention_operator import Parts, the_kernel, through_operator
@@ -103,10 +104,7 @@ class BlockAttention:
         if queries[0].shape[2] % tokens.degree or not is_on("blocks"):
             return None
         self.calls += 1
-        attended: Tensor = torch.ops.parallel_dit.peer_attention.default(
-            queries, keys, values, norms, eps, beside, buffers.memory, buffers.shape, buffers.table, buffers.group,
-            peers.kernel, scale,
-        )  # fmt: skip
+        attended = attend_over_peers(queries, keys, values, norms, eps, beside, self._kernel.attend, buffers, scale)
         return attended if beside else attended.flatten(2)
 
     def __call__(self, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:

@@ -78,8 +78,7 @@ class AttendedTokens:
         elif self.buffers is not None and self.peers is not None and self.peers.fits(q):
             if isinstance(self.buffers, HostBuffers):
                 return attend_through_host(q, k, v, kernel=kernel.attend, buffers=self.buffers, scale=scale)
-            kernel_name, degree = self.peers.kernel, self.degree
-            return peer_attention(q, k, v, kernel=kernel_name, degree=degree, buffers=self.buffers, scale=scale)
+            return peer_attention(q, k, v, kernel=kernel.attend, buffers=self.buffers, scale=scale)
         group, in_group = self._mesh.ulysses, self._in_group(kernel)
         if group is None:
             return in_group(q, k, v, mask, scale)

@@ -28,14 +28,9 @@ _SOME = 16
 
 
 class RowFunctions(FusedFunctions):
-    """Inside, tensors with rows are this rank's share.
-
-    Args:
-        half: what is known of the module that runs; None: nothing, and its functions stay PyTorch's.
-        rows: of one rank where they are not shared.
-        now_and_then: called by all ranks before the same convolutions.
-        fused: see `run_half`.
-    """
+    """Inside, tensors with rows are this rank's share, and `now_and_then` is called by all ranks before the same
+    convolutions. Of a half that is None nothing is known, and its functions stay PyTorch's; for `fused` see
+    `run_half`."""
 
     def __init__(self, half: Half | None, rows: Rows, now_and_then: Callable[[], None], fused: bool):
         super().__init__(fused)
@@ -48,11 +43,8 @@ class RowFunctions(FusedFunctions):
         self._rows = rows
         self._noise = half.noise
         if rows.shared:
-            self._known |= {
-                torch.cudnn_convolution: self._over_border,
-                F.pad: self._pad,
-                torch.group_norm: self._group_norm,
-            }
+            self._known |= {torch.cudnn_convolution: self._over_border, F.pad: self._pad}
+            self._known[torch.group_norm] = self._group_norm
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -130,14 +122,9 @@ class RowFunctions(FusedFunctions):
         x, groups = given["input"], given["num_groups"]
         batch, channels = x.shape[:2]
         grouped = x.reshape(batch, groups, -1)
-        numbers = torch.stack(
-            (
-                grouped.sum(2, dtype=torch.float64),
-                torch.linalg.vector_norm(grouped, dim=2, dtype=torch.float64) ** 2,
-                torch.full((batch, groups), grouped.shape[2], dtype=torch.float64, device=x.device),
-            )
-        )
-        total, squares, count = self._rows.add(numbers)
+        sums, lengths = (each(grouped, dim=2, dtype=torch.float64) for each in (torch.sum, torch.linalg.vector_norm))
+        counts = torch.full_like(sums, grouped.shape[2])
+        total, squares, count = self._rows.add(torch.stack((sums, lengths**2, counts)))
         mean = total / count
         variance = (squares / count - mean * mean).clamp_(min=0)
         mean, variance = (

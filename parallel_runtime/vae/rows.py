@@ -18,12 +18,9 @@ Border = tuple[torch.Tensor | None, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Rows:
-    """A rank's place among those that share the rows of a picture.
-
-    Args:
-        shares: rows of the tensor that was cut, by rank; of the pool's first ranks.
-        vote: before each exchange; raises where another rank failed, and would not come to it.
-    """
+    """A rank's place among those that share the rows of a picture: `shares` are rows of the tensor that was cut, by
+    rank, of the pool's first ranks. `vote`, before each exchange, raises where another rank failed and would not come
+    to it."""
 
     rank: int
     shares: tuple[int, ...]
@@ -57,11 +54,8 @@ class Rows:
 
     def border(self, x: torch.Tensor, above: int, below: int) -> Callable[[], Border]:
         """Begin to exchange rows with the neighbours: so many of the one above, so many of the one below. What is
-        returned waits for them.
-
-        Every rank gets those of all: one collective costs the host less than half of what messages to neighbours do,
-        and rows at borders are few.
-        """
+        returned waits for them. Every rank gets those of all: one collective costs the host less than half of what
+        messages to neighbours do, and rows at borders are few."""
         x = x.movedim(1, -1)  # as they lie in memory behind a norm of channels_last.py
         # The neighbour above wants the first rows, the one below the last.
         own = torch.cat((x.narrow(-3, 0, below), x.narrow(-3, x.shape[-3] - above, above)), -3).contiguous()

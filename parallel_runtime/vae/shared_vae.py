@@ -33,13 +33,10 @@ Run = Callable[[torch.Tensor], torch.Tensor]
 
 
 def shared_ranks(vae: nn.Module, name: str, shape: Sequence[int], unit: int, ranks: int) -> int:
-    """How many ranks run one half of a VAE, "encoder" or "decoder", together on what has this shape: all or one.
-
-    Args:
-        unit: rows of that for one of the latent, 1 where it is the latent.
-    """
-    if tiled := find_tiled(vae, name):
-        return ranks if len(cut(vae, tiled, torch.empty(shape, device="meta"))) > 1 else 1
+    """How many ranks run one half of a VAE, "encoder" or "decoder", together on what has this shape, of which `unit`
+    rows are one of the latent: all or one."""
+    if find_tiled(vae, name):
+        return ranks if len(cut(vae, name, torch.empty(shape, device="meta"))) > 1 else 1
     rows = shape[-2]
     if find_half(vae, name) is None or len(shape) < 4 or rows % unit or rows // unit < LEAST * ranks:
         return 1
@@ -47,43 +44,27 @@ def shared_ranks(vae: nn.Module, name: str, shape: Sequence[int], unit: int, ran
 
 
 def run_half(
-    vae: nn.Module,
-    name: str,
-    x: torch.Tensor,
-    *,
-    unit: int,
-    ranks: int,
-    rank: int,
-    group: dist.ProcessGroup | None,
-    options: Mapping[str, Any] = MappingProxyType({}),
-    tried: bool = False,
-    fused: bool = True,
+    vae: nn.Module, name: str, x: torch.Tensor, *, unit: int, ranks: int, rank: int, group: dist.ProcessGroup | None,
+    options: Mapping[str, Any] = MappingProxyType({}), tried: bool = False, fused: bool = True,
     now_and_then: Callable[[], None] = lambda: None,
     through: Callable[[Run, torch.Tensor], torch.Tensor] = lambda run, own: run(own),
-) -> torch.Tensor | None:
-    """Encode or decode. Each of the ranks calls it with the same tensor.
+) -> torch.Tensor | None:  # fmt: skip
+    """Encode or decode. Each of the ranks calls it with the same tensor; the first returns what the VAE alone would,
+    the others None. PeerFailedError: another rank could not run its part.
 
     Args:
         x: empty afterwards where several ranks share it: each keeps its own rows, and the memory of the whole is free.
-        unit: see `shared_ranks`, which says how many ranks there are.
-        group: that they talk over.
+        unit: see `shared_ranks`, which says how many ranks there are; they talk over `group`.
         options: further arguments of the VAE's method.
         tried: memory for it is there; else the ranks vote before each exchange on whether all are well.
         fused: whether channels_last.py's kernels may be used, on every rank alike.
         now_and_then: called by all ranks at the same places; what it raises ends the run there. Not in a recording.
         through: runs the part of a rank that shares the rows with others.
-
-    Returns:
-        What the VAE alone would return, on the first rank; None on the others.
-
-    Raises:
-        PeerFailedError: another rank could not run its part.
     """
-    tiled = find_tiled(vae, name)
-    if tiled is not None:
+    if methods := find_tiled(vae, name):
         with (
             failing_at_the_next_vote(None if tried else group) as vote,
-            shared_tiles(vae, tiled, Rows(rank, (1,) * ranks, vote, group), now_and_then),
+            shared_tiles(vae, name, methods, Rows(rank, (1,) * ranks, vote, group), now_and_then),
         ):
             done = _call(vae, name, x, None, options)
         return done if rank == 0 else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,32 +13,23 @@ from torch import nn
 from ..replaced import replaced
 from .rows import Rows
 
-
-@dataclass(frozen=True)
-class Tiled:
-    """What is known of one half of such a VAE: its methods that compute a picture or some frames, a tile after the
-    other by rows of tiles, and that compute one; and whether a latent is cut."""
-
-    whole: str
-    tile: str
-    latent: bool
-
-
 _TILED = {
-    ("comfy.ldm.minimax.vae:MiniMaxH3VideoVAE", "decoder"): Tiled("tiled_decode", "_decode_pixels", True),
-    ("comfy.ldm.minimax.vae:MiniMaxH3VideoVAE", "encoder"): Tiled("tiled_encode", "_encode_moments", False),
+    ("comfy.ldm.minimax.vae:MiniMaxH3VideoVAE", "decoder"): ("tiled_decode", "_decode_pixels"),
+    ("comfy.ldm.minimax.vae:MiniMaxH3VideoVAE", "encoder"): ("tiled_encode", "_encode_moments"),
 }
+"""The methods of one half of such a VAE that compute a picture or some frames, a tile after the other by rows of tiles,
+and that compute one."""
 
 
-def find_tiled(vae: nn.Module, name: str) -> Tiled | None:
-    """What is known of a VAE's `encoder` or `decoder`; None of one that does not cut pictures."""
-    tiled = _TILED.get((f"{type(vae).__module__}:{type(vae).__name__}", name))
-    return tiled if tiled and hasattr(vae, tiled.whole) and hasattr(vae, tiled.tile) else None
+def find_tiled(vae: nn.Module, name: str) -> tuple[str, str] | None:
+    """The methods of a VAE's `encoder` or `decoder` that know tiles; None of one that does not cut pictures."""
+    methods = _TILED.get((f"{type(vae).__module__}:{type(vae).__name__}", name))
+    return methods if methods and all(hasattr(vae, method) for method in methods) else None
 
 
-def cut(vae: Any, tiled: Tiled, x: torch.Tensor) -> list[torch.Tensor]:
+def cut(vae: Any, name: str, x: torch.Tensor) -> list[torch.Tensor]:
     """The tiles of (B, C, T, rows, columns), in the order in which the VAE computes them: views of one shape."""
-    ratio = vae.vae_ratio if tiled.latent else 1
+    ratio = vae.vae_ratio if name == "decoder" else 1
 
     def ranges(length: int) -> list[slice]:
         starts, lengths, _ = vae.split_tiles(length * ratio)
@@ -49,14 +39,16 @@ def cut(vae: Any, tiled: Tiled, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def shared_tiles(vae: Any, tiled: Tiled, place: Rows, now_and_then: Callable[[], None]) -> Iterator[None]:
+def shared_tiles(
+    vae: Any, name: str, methods: tuple[str, str], place: Rows, now_and_then: Callable[[], None]
+) -> Iterator[None]:
     """Inside, ranks compute as many tiles each, and every one gets all: what the VAE does with them is its own.
     `now_and_then` is called by all ranks at the same places."""
     ranks = len(place.shares)
-    whole, compute = getattr(vae, tiled.whole), getattr(vae, tiled.tile)
+    whole, compute = (getattr(vae, method) for method in methods)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        tiles = cut(vae, tiled, x)
+        tiles = cut(vae, name, x)
         own = []
         for turn in range(0, len(tiles), ranks):
             own.append(compute(tiles[min(turn + place.rank, len(tiles) - 1)]))  # the last again: ranks have as many
@@ -71,8 +63,8 @@ def shared_tiles(vae: Any, tiled: Tiled, place: Rows, now_and_then: Callable[[],
                 raise NotImplementedError(f"{type(vae).__name__} cuts tiles in another order")
             return of_all[number % ranks, number // ranks]
 
-        with replaced(vae, tiled.tile, computed):
+        with replaced(vae, methods[1], computed):
             return whole(x)
 
-    with replaced(vae, tiled.whole, run):
+    with replaced(vae, methods[0], run):
         yield

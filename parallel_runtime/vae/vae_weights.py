@@ -52,11 +52,8 @@ class RecordedPart(RecordedForward):
         self._run: Run
 
     def record_or_run(self, mesh: Mesh, run: Run, own: torch.Tensor, **kind: int) -> torch.Tensor:
-        """Run it, or what was recorded. Collective over the mesh's sequence group.
-
-        Args:
-            kind: what `run` depends on beside these rows, on any rank.
-        """
+        """Run it, or what was recorded; `kind` is what `run` depends on beside these rows, on any rank. Collective over
+        the mesh's sequence group."""
         self._run = run
         try:
             made: torch.Tensor = self(mesh, (own,), kind)
@@ -98,12 +95,8 @@ class VaeWeights(LoadedWeights):
 
 
 def load_vae(file: VaeFile, device: torch.device) -> Any:
-    """ComfyUI's VAE object, its weights on the CPU.
-
-    Raises:
-        ConfigurationError: this rank has no ComfyUI.
-        UnsupportedModelError: ComfyUI cannot read it, with its reason.
-    """
+    """ComfyUI's VAE object, its weights on the CPU. UnsupportedModelError where ComfyUI cannot read it, with its
+    reason; ConfigurationError where this rank has no ComfyUI."""
     use_comfyui(file.comfyui.folder, {**file.comfyui.options, "cpu": device.type == "cpu"})
     import comfy.model_management
     import comfy.sd

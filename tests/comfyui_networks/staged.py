@@ -11,7 +11,6 @@ import torch
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
-from parallel_runtime.mesh.links import build_links
 from parallel_runtime.mesh.mesh import build_mesh
 from parallel_runtime.networks.block_attention import BlockAttention
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
@@ -84,14 +83,14 @@ def run_flux(rank: int, world_size: int, comfyui: str, cases: list[dict[str, Any
     found = {}
     for each in cases:
         plan = ParallelPlan(**each["plan"])
-        mesh, links = build_mesh(plan, rank, world_size), build_links(plan, rank)
+        mesh = build_mesh(plan, rank, world_size)
         inputs, request = make_inputs(each), sample_request(each)
         branches = [
             Conditioning({"context": context, **extras})
             for context, extras in zip(inputs["contexts"], inputs["extras"], strict=True)
         ]
         network: Any = TinyStage(comfyui_flux(), mesh)
-        runner = StageRunner(network, links, branches, inputs["x"], plan.patches, keep=True)
+        runner = StageRunner(network, mesh.links, branches, inputs["x"], plan.patches, keep=True)
         tensors = {"x": inputs["x"], "sigmas": inputs["sigmas"], "timesteps": inputs["sigmas"]}
         denoising = Denoising(request, torch.float32)
         latent = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, Quiet()).run()
@@ -123,7 +122,7 @@ def run_tiny(rank: int, world_size: int, comfyui: str, names: list[str], stages:
     from tests.comfyui_networks.catalogue import TINY, call
 
     plan = ParallelPlan(pipe=stages, ulysses=world_size // stages, patches=3)
-    mesh, links = build_mesh(plan, rank, world_size), build_links(plan, rank)
+    mesh = build_mesh(plan, rank, world_size)
     found = {}
     for name in names:
         tiny = TINY[name]()
@@ -135,7 +134,7 @@ def run_tiny(rank: int, world_size: int, comfyui: str, names: list[str], stages:
         given = {key: value for key, value in arguments.items() if key not in ("x", "timestep")}
         x = arguments["x"] if mesh.coordinate["pipe"] == 0 else torch.full_like(arguments["x"], float("nan"))
         network: Any = TinyStage(tiny.network, mesh)
-        runner = StageRunner(network, links, [Conditioning(given)], x, plan.patches, keep=True)
+        runner = StageRunner(network, mesh.links, [Conditioning(given)], x, plan.patches, keep=True)
         worst = []
         for patch in (None, *runner.patches):
             runner.expect(patch)

@@ -9,7 +9,7 @@ import torch
 from benchmarks.lone_stage import LoneRunner, stage_of
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
-from parallel_runtime.mesh.links import Links, build_links
+from parallel_runtime.mesh.links import Links
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
@@ -45,10 +45,9 @@ def run_on_pipeline(rank: int, world_size: int, plans: dict[str, list[dict[str, 
         spec = find_by_name(family.spec)
         for number, each in enumerate(degrees):
             plan = ParallelPlan(**each)
-            mesh, links = build_mesh(plan, rank, world_size), build_links(plan, rank)
+            mesh = build_mesh(plan, rank, world_size)
             assert mesh is not None
-            assert links is not None
-            latent = run_family(family, stage_of(build(family), spec, mesh), links)
+            latent = run_family(family, stage_of(build(family), spec, mesh), mesh.links)
             if rank == 0:
                 results[f"{name} {number}"] = latent
     return results

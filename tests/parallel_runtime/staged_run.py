@@ -16,7 +16,6 @@ from parallel_runtime.engine.family import DiffusersFamily
 from parallel_runtime.engine.rank_state import Meshes
 from parallel_runtime.engine.resident import Resident
 from parallel_runtime.engine.weight_store import WeightStore
-from parallel_runtime.mesh.links import build_links
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer, parallelize
@@ -99,8 +98,8 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
     for case in cases:
         plan = ParallelPlan(**case["plan"])
         if plan not in meshes:
-            meshes[plan] = build_mesh(plan, rank, world_size), build_links(plan, rank)
-        mesh, links = meshes[plan]
+            meshes[plan] = build_mesh(plan, rank, world_size)
+        mesh = meshes[plan]
         if mesh is None:
             continue  # the plan does not use this rank
         dtype = getattr(torch, case.get("dtype", "float32"))
@@ -113,11 +112,11 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
         ]
         with torch.no_grad():
             if case.get("forward"):
-                runner = StageRunner(stage, links, branches[:1], inputs["x"], 1, keep=False)
+                runner = StageRunner(stage, stage.mesh.links, branches[:1], inputs["x"], 1, keep=False)
                 timestep = torch.full((inputs["x"].shape[0],), 0.7)
                 result = forward_once(runner, inputs["x"], timestep)
             else:
-                result = _sample(case, stage, links, branches, inputs, plan, dtype)
+                result = _sample(case, stage, branches, inputs, plan, dtype)
         if result is not None and rank == 0:
             results[case["name"]] = result
     return results
@@ -126,14 +125,13 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
 def _sample(
     case: dict[str, Any],
     stage: ParallelTransformer,
-    links: Any,
     branches: Any,
     inputs: Any,
     plan: ParallelPlan,
     dtype: torch.dtype,
 ) -> Any:
     denoising = Denoising(sample_request(case), dtype)
-    runner = StageRunner(stage, links, branches, inputs["x"].to(dtype), plan.patches, keep=True)
+    runner = StageRunner(stage, stage.mesh.links, branches, inputs["x"].to(dtype), plan.patches, keep=True)
     tensors = {"x": inputs["x"], "sigmas": inputs["sigmas"], "timesteps": inputs["sigmas"]}
     return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, Quiet()).run()
 

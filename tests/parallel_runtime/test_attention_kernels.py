@@ -160,19 +160,17 @@ def packages(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["flash3", "sage"])
-def test_kernels_of_packages_are_called_with_our_layout_and_scale_and_trace(name, packages):
+def test_kernels_of_packages_are_called_with_our_layout_and_scale(name, packages):
     assert resolve_kernel(name, CPU, torch.float32, 32) == name
     check_ring(name, CPU, torch.float32, 32)
     kernel = KERNELS[name]
     query, key, value = make_inputs()
     query, key, value = query[:, :13], key[:, :13], value[:, :13]
     expected = attention(query, key, value, scale=0.3)
-    torch.compiler.reset()
-    for wrap in (lambda call: call, lambda call: torch.compile(call, fullgraph=True, backend="aot_eager")):
-        assert (wrap(kernel.attend)(query, key, value, None, 0.3) - expected).abs().max() < 1e-5
-        output, lse = wrap(kernel.attend_with_lse)(query, key, value, None, 0.3)
-        assert (output - expected).abs().max() < 1e-5
-        assert_log_sum_exp(lse, query, key, None, 0.3)
+    assert (kernel.attend(query, key, value, None, 0.3) - expected).abs().max() < 1e-5
+    output, lse = kernel.attend_with_lse(query, key, value, None, 0.3)
+    assert (output - expected).abs().max() < 1e-5
+    assert_log_sum_exp(lse, query, key, None, 0.3)
     assert packages
     packages.clear()
     mask = torch.ones(1, 1, 1, 13, dtype=torch.bool)
@@ -289,7 +287,8 @@ def test_every_kernel_that_runs_on_a_gpu_computes_attention_and_its_log_sum_exp(
         if choice._ring_refusal(name, device, dtype, 32) is not None:
             continue
         torch._dynamo.reset()  # the kernels share a code object, of which dynamo compiles few variants
-        for call in (kernel.attend_with_lse, torch.compile(kernel.attend_with_lse, fullgraph=True)):
+        traced = torch.compile(kernel.attend_with_lse, fullgraph=name not in kernels.PACKAGES)
+        for call in (kernel.attend_with_lse, traced):
             output, lse = call(query, key, value, mask, None)
             assert (output - expected).abs().max() < tolerance, name
             logits = torch.einsum("bqhd,bkhd->bhqk", query.double(), key.double()) / math.sqrt(query.shape[-1])

@@ -15,6 +15,7 @@ from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.rotary import norm_rotate
 from parallel_runtime.exchange.peer_memory import PeerBuffers
 from parallel_runtime.mesh.mesh import single_rank_mesh
+from parallel_runtime.networks import block_attention
 from parallel_runtime.networks.attention_operator import attending, block_attention_of_parts
 from parallel_runtime.networks.block_attention import BlockAttention
 from parallel_runtime.networks.token_split import Streams, TokenSplit
@@ -80,24 +81,23 @@ def test_where_heads_stay_the_operator_does_one_after_the_other(given, beside):
 def test_over_peer_memory_all_of_it_goes_into_the_exchange_and_elsewhere_none(given, beside, monkeypatch):
     sent: list[tuple[Any, ...]] = []
 
-    def over_peers(queries, keys, values, norms, eps, beside, *memory):
-        *buffers, kernel, scale = memory
-        sent.append((len(queries), len(norms), len(beside), *buffers, kernel))
+    def over_peers(queries, keys, values, norms, eps, beside, kernel, buffers, scale):
+        sent.append((len(queries), len(norms), len(beside), kernel, buffers))
         return attend(queries, keys, values, norms, eps, beside, scale)
 
-    monkeypatch.setattr(torch.ops.parallel_dit.peer_attention, "default", over_peers)
+    monkeypatch.setattr(block_attention, "attend_over_peers", over_peers)
     split = TokenSplit(single_rank_mesh())
     attention = BlockAttention(KERNELS["sdpa"], split)
     tokens: Any = split.tokens
-    tokens.degree, tokens.buffers = 2, PeerBuffers("memory", "shape", "table", "group")  # type: ignore[arg-type]
-    fits = SimpleNamespace(fits=lambda query: query.shape[2:] == (HEADS, HEAD_DIM), kernel="sdpa")
+    tokens.degree, tokens.buffers = 2, PeerBuffers(torch.empty(0), 0, (), torch.empty(0), "group")
+    fits = SimpleNamespace(fits=lambda query: query.shape[2:] == (HEADS, HEAD_DIM))
     tokens.peers = fits
     call(given, attention, beside)  # no block runs that is cut
     assert sent == []
     attention.calls = 0
     split.streams = Streams(PARTS, ((PARTS[0],), (PARTS[1],)), 0, (0, 0), (True, True))
     call(given, attention, beside)
-    assert sent == [(2, 6, 5 if beside else 0, "memory", "shape", "table", "group", "sdpa")]
+    assert sent == [(2, 6, 5 if beside else 0, KERNELS["sdpa"].attend, tokens.buffers)]
     assert attention.calls == 1
     front = given[:-1]
     others = {"degree": 3, "buffers": None, "peers": SimpleNamespace(fits=lambda query: False)}

@@ -10,7 +10,6 @@ import torch
 
 from benchmarks.lone_stage import stage_of
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh.links import build_links
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 from parallel_runtime.pipefusion.denoise import forward_once
@@ -111,13 +110,11 @@ def run_stages(rank: int, world_size: int) -> dict[str, Any]:
     outputs: dict[str, Any] = {}
     for name in IN_STAGES:
         family, spec = FAMILIES[name], FAMILIES[name].model
-        links = build_links(plan, rank)
-        assert links is not None
         stage = stage_of(build(family), spec, mesh)
         for number, call in enumerate(family.calls):
             given = dict(call)
             x, timestep = given.pop("x"), given.pop("timestep")
-            result = forward_once(StageRunner(stage, links, [Conditioning(given)], x, 1, keep=False), x, timestep)
+            result = forward_once(StageRunner(stage, mesh.links, [Conditioning(given)], x, 1, keep=False), x, timestep)
             if result is not None:
                 outputs[f"{name} {number}"] = result
     return outputs

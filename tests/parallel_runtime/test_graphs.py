@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime.acceleration import recordings as graphs
-from parallel_runtime.acceleration.cuda_graphs import Capture, is_long, timed
+from parallel_runtime.acceleration.cuda_graphs import captured, is_long, timed
 from parallel_runtime.acceleration.recordings import KEPT, WARM_RUNS, RecordedForward
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.agreement import NONE, agreed_history, offer_history
@@ -471,10 +471,8 @@ def test_the_allocator_is_told_of_a_recording_that_failed_unless_it_knows(knows,
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", leave, raising=False)
     release = lambda device, pool: told.append(("release", device, pool))  # noqa: E731
     monkeypatch.setattr(torch._C, "_cuda_releasePool", release, raising=False)
-    capture = Capture(pool=7)
-    capture.begin()
-    with pytest.raises(RuntimeError, match=CAPTURING):
-        capture.end()
+    with pytest.raises(RuntimeError, match=CAPTURING), captured(7):
+        pass
     assert told == ([] if knows else [("leave", 3, 7), ("release", 3, 7)])
 
 

@@ -55,8 +55,7 @@ private = ("torch._dynamo", "torch._inductor", "torch.distributed._symmetric_mem
 ours = ("compiled_methods", "passes", "peer_kernels")
 unwanted = [*private, *(f"parallel_runtime.acceleration.{name}" for name in ours)]
 assert not set(unwanted) & sys.modules.keys(), set(unwanted) & sys.modules.keys()
-from parallel_runtime.acceleration.compiler import allow_in_graph
-allow_in_graph(untraced_classes(module))
+torch.compiler.allow_in_graph(list(untraced_classes(module)))
 from torch._dynamo import trace_rules
 blocks = {type(block) for block in module.transformer_blocks}
 print([kind.__name__ for kind in blocks if trace_rules.is_callable_allowed(kind)])

@@ -1,7 +1,7 @@
 """Attention over peer memory, all ranks of a group in one process: what each writes to the others is what they read.
 
 The kernels that write run in Triton's interpreter where Triton is installed; elsewhere plain PyTorch stands for them,
-and the memory, the offsets and the copies between ranks are still those of the operator.
+and the memory, the offsets and the copies between ranks are still the product's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.rotary import norm_rotate
 from parallel_runtime.exchange.peer_exchange import _Exchange, _words
+from parallel_runtime.exchange.peer_memory import PeerBuffers
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
 BATCH, HEADS, HEAD_DIM = 2, 12, 16
@@ -58,10 +60,8 @@ class Group:
             cuts = [own] if parts == 1 else [1, own - 1]
             tokens = torch.randn(3, BATCH, own, HEADS, HEAD_DIM, generator=generator).to(dtype)
             self.tokens.append([list(kind.split(cuts, 1)) for kind in tokens])
-            exchange = _Exchange(
-                Ranks(rank, self.memories), tokens[0], self.memories[rank], torch.tensor([landing, *lengths]),
-                self.table, beside,
-            )  # fmt: skip
+            buffers = PeerBuffers(self.memories[rank], landing, lengths, self.table, "")
+            exchange = _Exchange(Ranks(rank, self.memories), tokens[0], buffers, beside)
             if exchange.staging is not None:
                 exchange.staging.fill_(torch.nan)
             self.exchanges.append(exchange)
@@ -142,7 +142,7 @@ def check(lengths, parts, beside, normed, dtype=torch.float32, tolerance=1e-5, e
     for exchange in group.exchanges:
         if beside:
             exchange.move_heads()
-    attended = [exchange.attend("sdpa", None) for exchange in group.exchanges]
+    attended = [exchange.attend(KERNELS["sdpa"].attend, None) for exchange in group.exchanges]
     for exchange, values in zip(group.exchanges, attended, strict=True):
         (exchange.move_tokens if beside else exchange.return_tokens)(values)
     for exchange, own in zip(group.exchanges, expected, strict=True):

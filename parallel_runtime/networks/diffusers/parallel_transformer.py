@@ -12,7 +12,6 @@ from torch import nn
 
 from ...attention import rebind
 from ...attention.choice import resolve_kernel, untouched_kernel
-from ...attention.rotary import exchange_rotary
 from ...errors import UnsupportedModelError
 from ...exchange.head_routes import HeadSharing
 from ...mesh.mesh import Mesh
@@ -84,15 +83,13 @@ class ParallelTransformer(Network):
             fix = "Install the diffusers version that this pack asks for."
             raise UnsupportedModelError(what, fix, transformer_class=spec.transformer_class, reason=reason)
         # From here on the transformer is changed.
-        rebind.apply(attending, attend_by_kernel)
+        rebind.apply(attending, attend_by_kernel, traced=compile)
         embedder = transformer.get_submodule(spec.timestep_embedder)
         embedder.register_forward_pre_hook(self._give_timestep, with_kwargs=True)
         if compile:
-            from ...acceleration.compiler import allow_in_graph
             from .lean_imports import untraced_classes
 
-            allow_in_graph(untraced_classes(transformer))
-            exchange_rotary(attending.values())
+            torch.compiler.allow_in_graph(list(untraced_classes(transformer)))
             self._compile(transformer, spec.cut)
         cut_blocks(transformer, spec.cut, split)
         for block in blocks if not spec.cut else ():
