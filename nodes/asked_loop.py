@@ -51,8 +51,7 @@ def sampling_obstacles(sampling: Any) -> list[Said]:
 
 
 def read_sampling(sampling: Any) -> tuple[tuple[str, ...], dict[str, Scalar], dict[str, torch.Tensor]] | None:
-    """A model sampling as data: the names of the classes that it is made of, and what it holds; None for one with rules
-    of its own."""
+    """A model sampling as data: the names of its classes, and what it holds; None for one with rules of its own."""
     kind = type(sampling)
     joined = vars(kind).keys() <= _OF_A_CLASS  # ComfyUI joins two classes for each model
     bases = kind.__bases__ if joined else (kind,)
@@ -68,31 +67,23 @@ def read_sampling(sampling: Any) -> tuple[tuple[str, ...], dict[str, Scalar], di
 
 
 @dataclass(frozen=True)
-class KnownSampler:
-    """A sampler of ComfyUI's list, with the arguments of its function; by `random_inpaint`, noise of its own goes under
-    a mask."""
-
-    name: str
-    options: Mapping[str, Any]
-    random_inpaint: bool
-
-    @property
-    def title(self) -> Said:
-        return said("{name} with options", name=self.name) if self.options else Said(self.name)
-
-
-@dataclass(frozen=True)
 class AskedLoop:
-    """The transformer of the guider's model, the sampler, a guider that ranks know, and what KSAMPLER.sample gets."""
+    """The transformer of the guider's model, a sampler of ComfyUI's list and its name there, a guider that ranks know,
+    and what KSAMPLER.sample gets."""
 
     remote: RemoteTransformer
-    known: KnownSampler
+    name: str
+    sampler: Any
     guider: Any
     extra_args: Mapping[str, Any]
     callback: Any
     noise: torch.Tensor
     latent_image: torch.Tensor
     denoise_mask: torch.Tensor | None
+
+    @property
+    def title(self) -> Said:
+        return said("{name} with options", name=self.name) if self.sampler.extra_options else Said(self.name)
 
     @property
     def model(self) -> Any:
@@ -129,8 +120,8 @@ class AskedLoop:
     @cached_property
     def by_comfyui(self) -> bool:
         """Whether ComfyUI's own code for the sampler is to run in the ranks, rather than ours."""
-        known = self.known
-        return bool(known.name not in SAMPLERS or known.options or self.guided or sampling_obstacles(self.sampling))
+        own = self.name in SAMPLERS and not self.sampler.extra_options
+        return not own or self.guided or bool(sampling_obstacles(self.sampling))
 
     @property
     def masks_noised(self) -> bool:
@@ -138,11 +129,10 @@ class AskedLoop:
         return type(self.model).scale_latent_inpaint is comfy.model_base.BaseModel.scale_latent_inpaint
 
     def evaluate_dry(self, x: torch.Tensor, sigma: torch.Tensor) -> list[TransformerCall]:
-        """Let ComfyUI prepare one step: what it hands to the transformer is what the pool gets. Without functions
-        around guidance, which would see no predictions."""
+        """One step as ComfyUI hands it to the transformer; functions around guidance would see no predictions."""
         options = {name: value for name, value in self.options.items() if name not in PLACES}
         # Other samplers look at the negative prediction at any scale, and a scale may be another at a later sigma.
-        if self.known.name.endswith("cfg_pp") or not self.all_branches:
+        if self.name.endswith("cfg_pp") or not self.all_branches:
             options["disable_cfg1_optimization"] = True
         with self.remote.capture(x.shape[1]) as calls:
             self.guider(x, sigma, model_options=options, seed=self.extra_args["seed"])

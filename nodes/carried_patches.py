@@ -15,16 +15,13 @@ import torch
 
 from parallel_runtime.networks.comfyui.module_tree import class_name
 from parallel_runtime.networks.comfyui.node_rules import rule_of
-from parallel_runtime.requests.patches import CARRIED, OBJECTS, PATCHES, REPLACED, TOGETHER, Attached, Patch
+from parallel_runtime.requests.patches import CARRIED, FUNCTIONS, OBJECTS, PATCHES, REPLACED, TOGETHER, Attached, Patch
 from parallel_runtime.said import Said, said
 
-_BEYOND = 1 << 20
-"""Index of a block that no network has."""
+_BEYOND = 1 << 20  # index of a block that no network has
 _NUMBERS = itertools.count(1)
-_NETWORKS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-"""Of all MODELs: they share ranks, which know objects and networks by their numbers."""
-_RUNNING: weakref.WeakKeyDictionary[CarriedPatches, int] = weakref.WeakKeyDictionary()
-"""Numbers at which the runs that go on have begun."""
+_NETWORKS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of all MODELs: they share ranks
+_RUNNING: weakref.WeakKeyDictionary[CarriedPatches, int] = weakref.WeakKeyDictionary()  # number when a run began
 
 
 class NotCarried(Exception):
@@ -51,8 +48,7 @@ class CarriedPatches:
         return min(_RUNNING.values(), default=0)
 
     def carry(self, options: Mapping[str, Any], x: torch.Tensor) -> dict[str, Any]:
-        """The entry of `transformer_options` for a call with the latent x (rows, ...), empty without functions;
-        NotCarried with what the ranks cannot make again."""
+        """The entry of `transformer_options` for a call with x (rows, ...), empty without functions; or NotCarried."""
         made = _Making(self, options, x)
         objects = {name: made.patch(value) for name, value in options.items() if _is_known(value)}
         patches = {
@@ -93,7 +89,7 @@ def act_always(options: Mapping[str, Any]) -> bool:
 
 
 def _functions_in(options: Mapping[str, Any]) -> list[Any]:
-    several = [each for place in ("patches", "patches_replace") for each in (options.get(place) or {}).values()]
+    several = [each for place in FUNCTIONS for each in (options.get(place) or {}).values()]
     return [function for each in several for function in (each.values() if isinstance(each, Mapping) else each)]
 
 
@@ -114,7 +110,7 @@ def _ranges(value: Any) -> Iterator[tuple[float, float]]:
 class _Making:
     def __init__(self, owner: CarriedPatches, options: Mapping[str, Any], x: torch.Tensor):
         self._owner = owner
-        self._options = options
+        self._sigmas = options.get("sigmas")
         self._x = x
         self._met: dict[int, tuple[Any, Patch | None]] = {}
         self.together = False
@@ -128,9 +124,11 @@ class _Making:
         if rule is None:
             raise NotCarried(who_made(value))
         found = _values_of(value)
-        if rule.between is not None and not self._within(*(found[name] for name in rule.between)):
-            self._met[id(value)] = value, None
-            return None
+        if rule.between is not None and self._sigmas is not None:
+            largest, least = (float(found[name]) for name in rule.between)
+            if not least <= float(self._sigmas.max()) <= largest:
+                self._met[id(value)] = value, None
+                return None
         kept, since = (self._owner.kept_number(value), self._owner.since) if rule.remembers else (0, 0)
         made = Patch(code, len(self._met), kept, since)
         self._met[id(value)] = value, made
@@ -150,10 +148,6 @@ class _Making:
         tensors = [each for each in values.values() if isinstance(each, torch.Tensor)]
         self.together |= rule.together or any(each.ndim > 1 and each.shape[0] > 1 for each in tensors)
         return replace(made, values=values)
-
-    def _within(self, largest: float, least: float) -> bool:
-        sigmas = self._options.get("sigmas")
-        return sigmas is None or float(least) <= float(sigmas.max()) <= float(largest)
 
     def _value(self, value: Any) -> Any:
         if hasattr(value, "model") and isinstance(value.model, torch.nn.Module):
@@ -196,24 +190,11 @@ def closure_of(function: Any) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
-class _WithoutBlocks:
-    """A network beside the model whose blocks add nothing."""
-
-    def __init__(self, model: Any):
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def control_block(self, *args: Any) -> float:
-        return 0.0
-
-
 def _encode(patch: Any, x: torch.Tensor) -> None:
-    """Have a patch take its picture through the VAE for the size of a latent: ComfyUI's own code does, when it is
-    called for a block that adds nothing."""
-    trial = copy.copy(patch)
-    trial.model_patch = types.SimpleNamespace(model=_WithoutBlocks(patch.model_patch.model))
+    """Have a patch take its picture through the VAE for x's size, as ComfyUI's code does when it is called."""
+    trial, network = copy.copy(patch), copy.copy(patch.model_patch.model)
+    network.control_block = lambda *_: 0.0  # which adds nothing
+    trial.model_patch = types.SimpleNamespace(model=network)
     tokens = x.new_zeros(1, 1, 1)
     trial({"x": x, "img": tokens, "img_input": tokens, "txt": tokens, "block_index": _BEYOND})
     patch.encoded_image, patch.encoded_image_size = trial.encoded_image, trial.encoded_image_size

@@ -1,10 +1,12 @@
-"""Text on a node: what the plan is, why a sampler ran per step, what went wrong; and words by which it is found."""
+"""Text on a node: what it is, what the plan is, why a sampler ran per step, what went wrong."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from comfy_api.latest import io, ui
@@ -20,28 +22,24 @@ from .run_notices import STOPPED, RunNotices
 from .spoken import in_language
 
 EVENT = "parallel_dit.text"
+_TEXTS = Path(__file__).parent.parent / "locales" / "en" / "nodeDefs.json"
 
 
-def show_text(node_id: str | None, text: str) -> ui.PreviewText:
-    """Put `text` on the node now, and return it for the node's output, where it stays with the history."""
-    if node_id is not None:
-        _put(text, node_id)
+def show_text(text: str) -> ui.PreviewText:
+    """Put `text` on the node that runs now, and return it for its output, where it stays with the history."""
+    show_on_running_node(text)
     return ui.PreviewText(in_canvas_language(text))
 
 
 def show_on_running_node(text: str) -> None:
     """Put `text` on the node that calls, be it one of ours or KSampler; nothing where no node is running."""
-    if node := running_node()[1]:
-        _put(text, node)
-
-
-def _put(text: str, node_id: str) -> None:
-    """Where the canvas shows a text it lets the node grow, so it hears of nodes of ours alone: they have the room. For
-    others our own files on the canvas find a place."""
-    spoken, server = in_canvas_language(text), PromptServer.instance
-    kind = ""
+    node_id = running_node()[1]
+    if not node_id:
+        return
+    spoken, server, kind = in_canvas_language(text), PromptServer.instance, ""
     with contextlib.suppress(NodeNotFoundError):  # of the prompt that runs
         kind = str(get_progress_state().dynprompt.get_node(node_id).get("class_type", ""))
+    # A node grows by a text of the canvas, for which ours have the room; for others our files find a place.
     if kind.startswith("Parallel"):
         server.send_progress_text(spoken, node_id)
     else:
@@ -79,7 +77,15 @@ def failing_shown() -> Iterator[None]:
         raise
 
 
-def make_schema(**arguments: Any) -> io.Schema:
-    """A node of ours, by those arguments that io.Schema has in this ComfyUI; 0.8 has fewer of them."""
+def make_schema(node_id: str, *, inputs: list[io.Input], outputs: list[io.Output], **others: Any) -> io.Schema:
+    """A node of ours with its English texts; ComfyUI 0.8 has not all of the arguments."""
+    texts = json.loads(_TEXTS.read_text(encoding="utf-8"))[node_id]
+    for given in inputs:
+        given.tooltip = texts["inputs"][given.id].get("tooltip")
+    for number, output in enumerate(outputs):
+        told = texts["outputs"][str(number)]
+        output.display_name, output.tooltip = told.get("name"), told["tooltip"]
     known = inspect.signature(io.Schema).parameters
-    return io.Schema(category="parallel", **{name: value for name, value in arguments.items() if name in known})
+    others = {name: value for name, value in others.items() if name in known}
+    names = {"display_name": texts["display_name"], "description": texts["description"], "category": "parallel"}
+    return io.Schema(node_id, inputs=inputs, outputs=outputs, **names, **others)

@@ -1,5 +1,4 @@
-"""The HTTP routes of the pack, on ComfyUI's server and under its rules: it refuses the requests of other sites. See
-docs/api.md."""
+"""The HTTP routes of the pack (docs/api.md), under ComfyUI's rules: it refuses the requests of other sites."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ from .panel.status import clean, read_status, write_diagnostics
 
 log = logging.getLogger("parallel_dit")
 AT_ONCE_SECONDS = 0.3
-LARGEST = 128 << 10
-"""Bytes of a request that anybody has to send here."""
+LARGEST = 128 << 10  # bytes of a request that anybody has to send here
 _WANTED = "A JSON object of names and texts is expected."
 
 
@@ -32,26 +30,16 @@ def serve_panel() -> None:
     """Add the routes, and see to it that unused pools end. Called once, when ComfyUI starts."""
     # Not in that thread: ComfyUI's own imports other packs meanwhile.
     from workers.client.pool_registry import end_unused
+    from workers.launch import log_directory
 
     routes = PromptServer.instance.routes
-
-    @routes.get("/parallel_dit/status")
-    async def status(request: web.Request) -> web.Response:
-        return web.json_response(await asyncio.to_thread(read_status))
-
-    @routes.get("/parallel_dit/diagnostics")
-    async def diagnostics(request: web.Request) -> web.Response:
-        return web.json_response({"text": await asyncio.to_thread(write_diagnostics)})
-
-    @routes.get("/parallel_dit/log")
-    async def newest_log(request: web.Request) -> web.Response:
-        from workers.launch import log_directory
-
-        return web.json_response({"text": clean(await asyncio.to_thread(read_newest, log_directory()))})
-
-    @routes.get("/parallel_dit/refused_nodes")
-    async def refused(request: web.Request) -> web.Response:
-        return web.json_response(dict(REFUSED))
+    for name, read in {
+        "status": read_status,
+        "diagnostics": lambda: {"text": write_diagnostics()},
+        "log": lambda: {"text": clean(read_newest(log_directory()))},
+        "refused_nodes": lambda: dict(REFUSED),
+    }.items():
+        routes.get(f"/parallel_dit/{name}")(_answer(read))
 
     @routes.post("/parallel_dit/error")
     async def error(request: web.Request) -> web.Response:
@@ -64,6 +52,13 @@ def serve_panel() -> None:
     for name in ACTIONS:
         routes.post(f"/parallel_dit/{name}")(_action(name))
     threading.Thread(target=end_unused, name="parallel-dit-unused", daemon=True).start()
+
+
+def _answer(read: Callable[[], dict[str, Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(await asyncio.to_thread(read))
+
+    return answer
 
 
 def _action(name: str) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -92,8 +87,7 @@ def _action(name: str) -> Callable[[web.Request], Awaitable[web.Response]]:
 
 
 async def _read(request: web.Request) -> dict[str, Any]:
-    """The JSON object of a request, empty where nothing was sent; HTTPBadRequest for something else, and
-    HTTPRequestEntityTooLarge for one longer than `LARGEST`, of which the rest is not read."""
+    """The JSON object of a request, empty where nothing was sent; HTTPBadRequest, HTTPRequestEntityTooLarge."""
     body = b""
     async for piece in request.content.iter_chunked(LARGEST):  # as they come: the first need not be all
         body += piece

@@ -26,12 +26,10 @@ from .menu_entry import MenuEntry, numbers
 from .node_text import make_schema, show_text
 
 AUTO = "auto"
+_ADVANCED = {"advanced": True}
 ConfigSocket = io.Custom("PARALLEL_CONFIG")
 
-DEGREES = ("auto", "1", "2", "3", "4", "6", "8")
-CFG_DEGREES = ("auto", "1", "2")
-STAGES = ("auto", FASTER, *DEGREES[1:])
-PATCHES = (*DEGREES, "12", "16")
+DEGREES = (AUTO, "1", "2", "3", "4", "6", "8")
 
 _COMPILED_BEFORE: dict[str, list[object]] = {"auto": [True, ALWAYS_COMPILE], "off": [False]}
 _COMPILE_ENTRIES = [MenuEntry(mode, _COMPILED_BEFORE.get(mode, [])) for mode in COMPILE_MODES]
@@ -48,13 +46,8 @@ def read_degree(entry: str | int) -> int | None:
     return None if entry in (AUTO, FASTER) else int(entry)
 
 
-def _menu(name: str, options: Sequence[str], tooltip: str, advanced: bool = True) -> io.Input:
-    extra, entries = {"advanced": True} if advanced else None, numbers(options)
-    return io.Combo.Input(name, options=entries, default=AUTO, optional=True, extra_dict=extra, tooltip=tooltip)
-
-
-def _count(name: str, most: int, tooltip: str) -> io.Input:
-    return io.Int.Input(name, default=1, min=1, max=most, optional=True, extra_dict={"advanced": True}, tooltip=tooltip)
+def _menu(name: str, options: Sequence[str], extra: dict[str, Any] | None = _ADVANCED) -> io.Input:
+    return io.Combo.Input(name, options=numbers(options), default=AUTO, optional=True, extra_dict=extra)
 
 
 class ParallelConfigNode(io.ComfyNode):
@@ -63,89 +56,25 @@ class ParallelConfigNode(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return make_schema(
-            node_id="ParallelConfig",
-            display_name="Parallel Config",
-            description="How a model is split over the GPUs. Leave everything on auto, or connect no config at all: "
-            "the split is then chosen from the model, the picture and the devices.",
+            "ParallelConfig",
             search_aliases=["multi gpu", "devices", "ulysses", "parallel"],
             has_intermediate_output=True,  # ComfyUI sends the text again where the node is cached
             inputs=[
-                io.String.Input(
-                    "devices",
-                    default="auto",
-                    optional=True,
-                    tooltip="Which GPUs take part: auto for all that ComfyUI sees, numbers such as 0,1, "
-                    "or cpu:2 for two processes on the CPU.",
-                ),
-                _menu(
-                    "cfg",
-                    CFG_DEGREES,
-                    tooltip="2 computes the positive and the negative prompt at the same time, on different GPUs. "
-                    "Helps only where CFG is above 1.",
-                ),
-                _menu("data", DEGREES, tooltip="Spreads the pictures of a batch over this many groups of GPUs."),
-                _menu(
-                    "ulysses",
-                    DEGREES,
-                    tooltip="Splits one picture over this many GPUs: each computes a part of the attention heads. "
-                    "At most the model's head count.",
-                ),
-                _menu(
-                    "attention",
-                    ATTENTION_BACKENDS,
-                    tooltip="Attention kernel. Auto measures which is the fastest on your GPU. The choice "
-                    "changes speed, and the result only by rounding; sage changes it slightly more. ComfyUI: its own "
-                    "function; with compile off, one GPU then gives Load Diffusion Model's picture bit for bit.",
-                ),
-                _menu(
-                    "compile",
-                    _COMPILE_ENTRIES,
-                    tooltip="Compiles the model's blocks with torch.compile, which makes every step faster. Auto: on "
-                    "GPUs, before the first step, once per machine.",
-                ),
-                _count(
-                    "hosts",
-                    64,
-                    tooltip="How many machines take part. Above 1, start torchrun on each other machine first; "
-                    "the help page shows it.",
-                ),
-                _menu(
-                    "ring",
-                    DEGREES,
-                    tooltip="Splits one picture over this many GPUs that pass parts of it round. Helps where there are "
-                    "more GPUs than attention heads, or links that Ulysses keeps waiting.",
-                ),
-                _menu(
-                    "stages",
-                    STAGES,
-                    tooltip="PipeFusion: cuts the model into this many parts, each on its own GPU. Changes the picture "
-                    "slightly; for GPUs joined by slow links or too small for the model. Auto never changes the "
-                    'picture; "faster, slightly different" lets auto take PipeFusion where it gains.',
-                    advanced=False,
-                ),
-                _menu(
-                    "patches",
-                    PATCHES,
-                    tooltip="Parts of the picture that travel through the stages one behind the other; auto: as many "
-                    "as stages. More of them change the picture more. Without stages, nothing.",
-                ),
-                _count(
-                    "warmup_steps",
-                    100,
-                    tooltip="How many steps the stages first compute exactly. More of them are slower and closer to "
-                    "the picture of one GPU. Without stages, nothing.",
-                ),
-                _menu(
-                    "weights",
-                    _WEIGHTS_ENTRIES,
-                    tooltip="Where a model's weights are. Whole: each GPU has all. Spread: each GPU keeps its share, "
-                    "and gets the rest of a block from the others just before it runs. Host: blocks come from the "
-                    "computer's memory. The picture is the same. Auto: the first of these that fits.",
-                    advanced=False,
-                ),
+                io.String.Input("devices", default="auto", optional=True),
+                _menu("cfg", DEGREES[:3]),
+                _menu("data", DEGREES),
+                _menu("ulysses", DEGREES),
+                _menu("attention", ATTENTION_BACKENDS),
+                _menu("compile", _COMPILE_ENTRIES),
+                io.Int.Input("hosts", default=1, min=1, max=64, optional=True, extra_dict=_ADVANCED),
+                _menu("ring", DEGREES),
+                _menu("stages", (AUTO, FASTER, *DEGREES[1:]), extra=None),
+                _menu("patches", (*DEGREES, "12", "16")),
+                io.Int.Input("warmup_steps", default=1, min=1, max=100, optional=True, extra_dict=_ADVANCED),
+                _menu("weights", _WEIGHTS_ENTRIES, extra=None),
             ],
-            outputs=[ConfigSocket.Output(display_name="config", tooltip="For Parallel Loader.")],
-            hidden=[io.Hidden.unique_id],
+            outputs=[ConfigSocket.Output()],
+            hidden=[io.Hidden.unique_id],  # ComfyUI keeps the results of two such nodes apart
         )
 
     @classmethod
@@ -160,8 +89,7 @@ class ParallelConfigNode(io.ComfyNode):
         weights: str = AUTO,
         **degrees: str | int,
     ) -> io.NodeOutput:
-        """Pass the values on, of which `degrees` are cfg, data, ulysses, ring and patches, and show what they ask for;
-        ConfigurationError where they cannot hold."""
+        """Pass the values on (`degrees`: cfg, data, ulysses, ring, patches); ConfigurationError if they cannot hold."""
         split: dict[str, Any] = {axis: read_degree(entry) for axis, entry in degrees.items()}
         config = ParallelConfig(
             devices=devices.strip(),
@@ -174,12 +102,11 @@ class ParallelConfigNode(io.ComfyNode):
             weights=_PLACES.get(weights, weights),
             **split,
         )
-        return io.NodeOutput(config.to_mapping(), ui=show_text(cls.hidden.unique_id, preview(config)))
+        return io.NodeOutput(config.to_mapping(), ui=show_text(preview(config)))
 
 
 def preview(config: ParallelConfig) -> Said:
-    """Which devices the configuration takes, and what it leaves open. What is wrong is told, and not raised: loader and
-    sampler raise it, and say what it does with a model and a run."""
+    """Which devices the configuration takes, and what it leaves open, or what is wrong, which the loader raises."""
     # Imported here and not at the top: ComfyUI's start shall not pay for it.
     from workers.client.pool_registry import devices_in_the_way
     from workers.launch import count_devices, resolve_devices

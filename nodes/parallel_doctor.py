@@ -24,19 +24,10 @@ class ParallelDoctor(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return make_schema(
-            node_id="ParallelDoctor",
-            display_name="Parallel Doctor",
-            description="Checks versions, GPUs, memory and the links between GPUs, with real exchanges between them, "
-            "and says what to mend. Takes about half a minute; nothing of it stays in GPU memory.",
+            "ParallelDoctor",
             search_aliases=["multi gpu", "diagnose", "check", "nccl", "bandwidth", "parallel"],
-            inputs=[
-                ConfigSocket.Input(
-                    "parallel_config",
-                    optional=True,
-                    tooltip="Whose devices are checked. Without one: all GPUs that ComfyUI sees.",
-                ),
-            ],
-            outputs=[io.String.Output(display_name="report", tooltip="The report as text.")],
+            inputs=[ConfigSocket.Input("parallel_config", optional=True)],
+            outputs=[io.String.Output()],
             hidden=[io.Hidden.unique_id],
             is_output_node=True,
             not_idempotent=True,
@@ -49,14 +40,13 @@ class ParallelDoctor(io.ComfyNode):
 
     @classmethod
     def execute(cls, parallel_config: dict[str, Any] | None = None) -> io.NodeOutput:
-        """Run the doctor and show its report; what is broken is in there, and no error of the node. That is a
-        ConfigurationError for devices that are not there, a PoolError where it came to no report."""
+        """Run the doctor and show its report; ConfigurationError for missing devices, PoolError for no report."""
         # Imported here and not at the top: ComfyUI's start shall not pay for it.
         from workers.doctor.process import run_doctor
 
         config = wished_config(parallel_config)
         with stopping_with_prompt() as interrupted:
-            show_text(cls.hidden.unique_id, CHECKING)
+            show_text(CHECKING)
             verdict = run_doctor(config.devices, interrupted)
         log.log(logging.INFO if verdict.works else logging.WARNING, "%s", verdict.text)
-        return io.NodeOutput(verdict.text, ui=show_text(cls.hidden.unique_id, verdict.text))
+        return io.NodeOutput(verdict.text, ui=show_text(verdict.text))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import comfy.sd
 import folder_paths
 import torch
+from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import io
 
 from parallel_runtime.config import ParallelConfig
@@ -59,29 +60,15 @@ def _file_stamp(name: str, folder: str) -> str:
 
 def model_inputs() -> list[io.Input]:
     return [
-        io.Combo.Input(
-            "weight_dtype",
-            options=WEIGHT_DTYPES,
-            default=DEFAULT_DTYPE,
-            optional=True,
-            tooltip="Number type of the weights. Default takes what Load Diffusion Model would take for "
-            "this file and this GPU; fp8 types are those of Load Diffusion Model.",
-        ),
-        ConfigSocket.Input(
-            "parallel_config",
-            optional=True,
-            tooltip="Which GPUs, and how the work is split. Without one, all GPUs take part and the split is "
-            "chosen for the model.",
-        ),
+        io.Combo.Input("weight_dtype", options=WEIGHT_DTYPES, default=DEFAULT_DTYPE, optional=True),
+        ConfigSocket.Input("parallel_config", optional=True),
     ]
 
 
 def load_on_node(
     path: Path, hidden: Any, weight_dtype: str = DEFAULT_DTYPE, parallel_config: Mapping[str, Any] | None = None
 ) -> tuple[RemoteModelPatcher, Said]:
-    """Load a file and make the MODEL, for a node with its number and the prompt; stops with the prompt. Returns also
-    what the node says of it now. Raises ParallelError: file, model, configuration or pool; typed, with cause and fix.
-    """
+    """Load a file and make the MODEL; also what the node says of it. Raises ParallelError; stops with the prompt."""
     show_on_running_node(OPENING)
     config = wished_config(parallel_config)
     with stopping_with_prompt() as interrupted:
@@ -104,7 +91,7 @@ def _make_model(
     from workers.client.pool_registry import get_pool, known_pools
 
     from .comfyui_code import comfyui_code
-    from .pool_loop import add_loop
+    from .pool_loop import run_sampler
     from .remote_model import build_model, choose_types
     from .remote_transformer import RemoteTransformer
 
@@ -120,7 +107,7 @@ def _make_model(
     request = ModelRequest(str(path), dtype, config, file.identity, code, size)
     remote = RemoteTransformer(request, notices_on_running_node(path.name))
     model = build_model(file, weights, cast, remote)
-    add_loop(model)
+    model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "parallel_dit", run_sampler)
     return model, why
 
 
@@ -132,17 +119,14 @@ class ParallelLoader(io.ComfyNode):
         files = folder_paths.get_filename_list("diffusion_models")
         gguf = list_gguf_files(folder_paths.get_folder_paths("diffusion_models"))
         return make_schema(
-            node_id="ParallelLoader",
-            display_name="Parallel Loader",
-            description="Loads a diffusion transformer on several GPUs at once. Takes the place of Load Diffusion "
-            "Model; the rest of the graph stays as it is.",
+            "ParallelLoader",
             search_aliases=[*_LOADER_WORDS, "load diffusion model", "diffusion model", "unet", "unet loader", "gguf"],
             has_intermediate_output=True,  # ComfyUI sends the text again where the node is cached
             inputs=[
-                io.Combo.Input("model_name", options=[*files, *gguf], tooltip="A file of models/diffusion_models."),
+                io.Combo.Input("model_name", options=[*files, *gguf]),
                 *model_inputs(),
             ],
-            outputs=[io.Model.Output(tooltip="An ordinary MODEL, for KSampler, Parallel Sampler or any other.")],
+            outputs=[io.Model.Output()],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
@@ -155,7 +139,7 @@ class ParallelLoader(io.ComfyNode):
     def execute(cls, model_name: str, **chosen: Any) -> io.NodeOutput:
         """Load the model and show the plan; see `load_on_node`."""
         model, text = load_on_node(_find_model(model_name, "diffusion_models"), cls.hidden, **chosen)
-        return io.NodeOutput(model, ui=show_text(cls.hidden.unique_id, text))
+        return io.NodeOutput(model, ui=show_text(text))
 
 
 class ParallelCheckpointLoader(io.ComfyNode):
@@ -164,30 +148,14 @@ class ParallelCheckpointLoader(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return make_schema(
-            node_id="ParallelCheckpointLoader",
-            display_name="Parallel Checkpoint Loader",
-            description="Loads a checkpoint's diffusion model on several GPUs at once; its CLIP and VAE are loaded as "
-            "Load Checkpoint does. Takes the place of Load Checkpoint and of Load Checkpoint Image Only; the rest of "
-            "the graph stays as it is.",
+            "ParallelCheckpointLoader",
             search_aliases=[*_LOADER_WORDS, "load checkpoint", "image only", "ckpt", "unet"],
             has_intermediate_output=True,  # ComfyUI sends the text again where the node is cached
             inputs=[
-                io.Combo.Input(
-                    "ckpt_name",
-                    options=folder_paths.get_filename_list("checkpoints"),
-                    tooltip="A file of models/checkpoints with diffusion model, text encoder and VAE.",
-                ),
+                io.Combo.Input("ckpt_name", options=folder_paths.get_filename_list("checkpoints")),
                 *model_inputs(),
             ],
-            outputs=[
-                io.Model.Output(tooltip="An ordinary MODEL, for KSampler, Parallel Sampler or any other."),
-                io.Clip.Output(tooltip="The text encoder of the checkpoint, as Load Checkpoint gives it."),
-                io.Vae.Output(tooltip="The VAE of the checkpoint, as Load Checkpoint gives it."),
-                io.ClipVision.Output(
-                    tooltip="What sees pictures in the checkpoint, as Load Checkpoint Image Only gives it. Most "
-                    "checkpoints have none.",
-                ),
-            ],
+            outputs=[io.Model.Output(), io.Clip.Output(), io.Vae.Output(), io.ClipVision.Output()],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
@@ -208,7 +176,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
             embedding_directory=folder_paths.get_folder_paths("embeddings"),
             output_model=False,
         )
-        return io.NodeOutput(model, clip, vae, clip_vision, ui=show_text(cls.hidden.unique_id, text))
+        return io.NodeOutput(model, clip, vae, clip_vision, ui=show_text(text))
 
 
 class ParallelVaeNode(io.ComfyNode):
@@ -217,16 +185,10 @@ class ParallelVaeNode(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return make_schema(
-            node_id="ParallelVAE",
-            display_name="Parallel VAE",
-            description="Encodes and decodes on several GPUs at once: VAE Decode and VAE Encode after this node stay "
-            "as they are. Takes the VAE of Load VAE or of a checkpoint loader.",
+            "ParallelVAE",
             search_aliases=["vae", "vae decode", "vae encode", "multi gpu", "parallel"],
-            inputs=[
-                io.Vae.Input("vae", tooltip="A VAE of Load VAE, or of a checkpoint loader."),
-                ConfigSocket.Input("parallel_config", optional=True, tooltip="Which GPUs. Without one, all of them."),
-            ],
-            outputs=[io.Vae.Output(tooltip="An ordinary VAE, for VAE Decode, VAE Encode or any other.")],
+            inputs=[io.Vae.Input("vae"), ConfigSocket.Input("parallel_config", optional=True)],
+            outputs=[io.Vae.Output()],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -243,4 +205,4 @@ class ParallelVaeNode(io.ComfyNode):
         config = wished_config(parallel_config)
         ranks = resolve_devices(config, torch.cuda.device_count).world_size
         remote = RemoteVae(vae, config, get_pool, ranks, notices_on_running_node("VAE"))
-        return io.NodeOutput(ParallelVae(remote), ui=show_text(cls.hidden.unique_id, describe(remote)))
+        return io.NodeOutput(ParallelVae(remote), ui=show_text(describe(remote)))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import comfy.samplers
+from comfy.samplers import KSampler
 from comfy_api.latest import io
 
 from .node_text import failing_shown, make_schema
-
-_MAX_SEED = 0xFFFFFFFFFFFFFFFF
 
 
 class ParallelSampler(io.ComfyNode):
@@ -19,44 +17,21 @@ class ParallelSampler(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return make_schema(
-            node_id="ParallelSampler",
-            display_name="Parallel Sampler",
-            description="KSampler, with the values that FLUX.1 is made for.",
+            "ParallelSampler",
             search_aliases=["ksampler", "multi gpu", "parallel"],
             inputs=[
-                io.Model.Input(
-                    "model", tooltip="A MODEL of Parallel Loader, whose loop runs on all GPUs, or any other."
-                ),
-                io.Int.Input("seed", default=0, min=0, max=_MAX_SEED, control_after_generate=True, optional=True),
+                io.Model.Input("model"),
+                io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=True, optional=True),
                 io.Int.Input("steps", default=20, min=1, max=10000, optional=True),
-                io.Float.Input(
-                    "cfg",
-                    default=1.0,
-                    min=0.0,
-                    max=100.0,
-                    step=0.1,
-                    round=0.01,
-                    optional=True,
-                    tooltip="How strongly the positive prompt is preferred over the negative one. FLUX.1 dev is made "
-                    "for 1, which leaves the negative prompt out.",
-                ),
-                io.Combo.Input(
-                    "sampler_name",
-                    options=comfy.samplers.KSampler.SAMPLERS,
-                    default="euler",
-                    optional=True,
-                    tooltip="Denoising method; all of ComfyUI's run on all GPUs. With stages euler and dpmpp_2m do, "
-                    "the others step by step.",
-                ),
-                io.Combo.Input(
-                    "scheduler", options=comfy.samplers.KSampler.SCHEDULERS, default="simple", optional=True
-                ),
+                io.Float.Input("cfg", default=1.0, min=0.0, max=100.0, step=0.1, round=0.01, optional=True),
+                io.Combo.Input("sampler_name", options=KSampler.SAMPLERS, default="euler", optional=True),
+                io.Combo.Input("scheduler", options=KSampler.SCHEDULERS, default="simple", optional=True),
                 io.Conditioning.Input("positive"),
                 io.Conditioning.Input("negative"),
                 io.Latent.Input("latent_image"),
                 io.Float.Input("denoise", default=1.0, min=0.0, max=1.0, step=0.01, optional=True),
             ],
-            outputs=[io.Latent.Output(tooltip="The denoised latent.")],
+            outputs=[io.Latent.Output()],
         )
 
     @classmethod

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from comfy.cli_args import LatentPreviewMethod, args
-from comfy.patcher_extension import WrapperExecutor, WrappersMP
+from comfy.patcher_extension import WrapperExecutor
 from tqdm.auto import trange
 
 from parallel_runtime.networks.comfyui.node_rules import CFG
@@ -23,31 +23,15 @@ from .asked_loop import AskedLoop, prediction_name, read_sampling
 from .carried_guidance import read_guider
 from .carried_patches import closure_of
 from .interrupt import stopping_with_prompt
-from .pool_obstacles import find_obstacles, guider_obstacles, known_sampler
+from .pool_obstacles import find_obstacles, guider_obstacles, sampler_name
 from .transformer_call import TransformerCall, split_branches, split_extra_channels
 from .transportable import call_obstacles
 
 if TYPE_CHECKING:
     from workers.client.client import LoopRequest
 
-    from .remote_patcher import RemoteModelPatcher
 
-
-def add_loop(model: RemoteModelPatcher) -> None:
-    """Have whatever node samples with a MODEL run its loop in the pool."""
-    model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "parallel_dit", _run_sampler)
-
-
-def _run_sampler(executor: WrapperExecutor, guider: Any, *arguments: Any, **named: Any) -> torch.Tensor:
-    """Called by ComfyUI's guider in place of the sampler; see WrappersMP.SAMPLER_SAMPLE."""
-    if inner := executor.wrappers[executor.idx + 1 :]:
-        # This one was there first, so those of other nodes come after it; but what they do is around a sampler.
-        wrappers = [*inner, _run_sampler]
-        return WrapperExecutor(executor.original, executor.class_obj, wrappers, 0).execute(guider, *arguments, **named)
-    return _run_loop(executor, guider, *arguments, **named)
-
-
-def _run_loop(
+def run_sampler(
     executor: WrapperExecutor,
     guider: Any,
     sigmas: torch.Tensor,
@@ -58,33 +42,36 @@ def _run_loop(
     denoise_mask: torch.Tensor | None = None,
     disable_pbar: bool = False,
 ) -> torch.Tensor:
-    """Arguments and result are those of KSAMPLER.sample."""
+    """Called by ComfyUI's guider in place of any node's sampler, with arguments and result of KSAMPLER.sample."""
+    arguments = (guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
     remote, sampler = guider.inner_model.parallel_remote, executor.class_obj
+    if inner := executor.wrappers[executor.idx + 1 :]:
+        # This one was there first, so those of other nodes come after it; but what they do is around a sampler.
+        return WrapperExecutor(executor.original, sampler, [*inner, run_sampler], 0).execute(*arguments)
     latent, found = None, guider_obstacles(guider)
-    known = known_sampler(sampler)
-    if known is None:
-        found.append(said("the sampler {name}", name=_name_of(sampler)))
+    name = sampler_name(sampler)
+    if name is None:
+        function = getattr(sampler, "sampler_function", None)
+        own = str(getattr(function, "__name__", type(sampler).__name__)).removeprefix("sample_")
+        found.append(said("the sampler {name}", name=own))
     elif not found:
-        asked = AskedLoop(remote, known, guider, extra_args, callback, noise, latent_image, denoise_mask)
-        latent, found = _run_in_pool(asked, sampler, sigmas, disable_pbar)
+        asked = AskedLoop(remote, name, sampler, guider, extra_args, callback, noise, latent_image, denoise_mask)
+        latent, found = _run_in_pool(asked, sigmas, disable_pbar)
     remote.notices.loop(found)
     second = getattr(getattr(guider, "uncond_inner", None), "parallel_remote", None)  # of a guider of two models
     if second is not None:
         second.notices.loop(found)
-    if latent is not None:
-        return latent
-    return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
+    return executor(*arguments) if latent is None else latent
 
 
-def _run_in_pool(
-    asked: AskedLoop, sampler: Any, sigmas: torch.Tensor, disable_pbar: bool
-) -> tuple[torch.Tensor | None, list[Said]]:
+def _run_in_pool(asked: AskedLoop, sigmas: torch.Tensor, disable_pbar: bool) -> tuple[torch.Tensor | None, list[Said]]:
     """The finished latent; None where ComfyUI's own loop has to run, and why, or where there is nothing to do."""
     steps, sampling = len(sigmas) - 1, asked.sampling
     found = find_obstacles(asked, steps)
     if found or steps < 1:
         return None, found
-    x = sampling.noise_scaling(sigmas[0], asked.noise, asked.latent_image, sampler.max_denoise(asked.guider, sigmas))
+    most = asked.sampler.max_denoise(asked.guider, sigmas)
+    x = sampling.noise_scaling(sigmas[0], asked.noise, asked.latent_image, most)
     calls = asked.evaluate_dry(x, sigmas[0].expand(x.shape[0]))
     own_timesteps = asked.own_timesteps(calls, x, sigmas[0])
     found = _evaluation_obstacles(asked, calls, x, own_timesteps)
@@ -120,7 +107,7 @@ def _request(
 ) -> LoopRequest:
     from workers.client.client import Branch, LoopRequest
 
-    known, sampling = asked.known, asked.sampling
+    sampling = asked.sampling
     host, beside = _host_loop(asked) if asked.by_comfyui else (None, {})
     # The network does more around a call than ComfyUI's process has done.
     network = find_network(type(asked.model.diffusion_model))
@@ -130,14 +117,14 @@ def _request(
     own = [(index, name, each) for index, named in own_timesteps.items() for name, each in named.items()]
     inpaint = _inpaint(asked)
     # A step's preview cannot be left out because a later one comes for certain.
-    each_may_be_last = asked.remote.stages > 1 or known.name == "dpm_adaptive"
+    each_may_be_last = asked.remote.stages > 1 or asked.name == "dpm_adaptive"
     keeps_denoised = closure_of(asked.callback).get("x0_output_dict") is not None
     job = Sample(
         model="",
         branches=(),
         host=host,
         prediction="flow" if host is not None else prediction_name(sampling),
-        sampler=known.name,
+        sampler=asked.name,
         cfg=float(asked.guider.cfg),
         inpaint=bool(inpaint),
         inpaint_clean=bool(inpaint) and not asked.masks_noised,
@@ -168,7 +155,7 @@ def _host_loop(asked: AskedLoop) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:
     bases, values, tensors = data
     loop = HostLoop(
         comfyui=code,
-        options=dict(asked.known.options),
+        options=dict(asked.sampler.extra_options),
         seed=asked.extra_args["seed"],
         noise_device=asked.noise.device.type,
         bases=bases,
@@ -186,7 +173,7 @@ def _inpaint(asked: AskedLoop) -> dict[str, torch.Tensor]:
     noise, mask = asked.noise, asked.denoise_mask
     if mask is None:
         return {}
-    if asked.known.random_inpaint:
+    if asked.sampler.inpaint_options.get("random", False):
         # ddim: ComfyUI puts another noise under the mask than the one it starts from.
         generator = torch.Generator("cpu").manual_seed(asked.extra_args["seed"] + 1)
         noise = torch.randn(noise.shape, generator=generator).to(noise)
@@ -203,9 +190,3 @@ def _sample(asked: AskedLoop, request: LoopRequest, disable_pbar: bool) -> torch
                 asked.callback(step, latent, latent, total)
 
         return asked.remote.sample(request, on_progress, interrupted)
-
-
-def _name_of(sampler: Any) -> str:
-    """Of a sampler that is not in ComfyUI's list."""
-    function = getattr(sampler, "sampler_function", None)
-    return str(getattr(function, "__name__", type(sampler).__name__)).removeprefix("sample_")

@@ -1,5 +1,4 @@
-"""Why a loop has to go step by step, as far as that can be told before anything is evaluated: its sampler and guider,
-told by their code, and what acts between or inside of the steps."""
+"""Why a loop has to go step by step, as far as that can be told before anything is evaluated."""
 
 from __future__ import annotations
 
@@ -15,20 +14,18 @@ from parallel_runtime.requests.comfyui_code import Scalar
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.samplers import SAMPLERS
 
-from .asked_loop import AskedLoop, KnownSampler, read_sampling, sampling_obstacles
+from .asked_loop import AskedLoop, read_sampling, sampling_obstacles
 from .carried_guidance import guider_obstacle
 from .carried_patches import act_always, closure_of, code_of
 from .transportable import condition_obstacles, loop_obstacles
 
 _OF_NODES = "latent_preview:prepare_callback.<locals>.callback"
-_OF_SEVERAL = "comfy.samplers:CFGGuider.sample.<locals>.callback"
-"""ComfyUI's own, around another one: of several latents in one it takes them apart."""
-_RULES = ("sampling_function", "calc_cond_batch", "cfg_function", "KSamplerX0Inpaint")
-"""What an evaluation goes through, which other packs may have replaced."""
+_OF_SEVERAL = "comfy.samplers:CFGGuider.sample.<locals>.callback"  # around another one, for several latents in one
+_RULES = ("sampling_function", "calc_cond_batch", "cfg_function", "KSamplerX0Inpaint")  # what packs may replace
 
 
-def known_sampler(sampler: Any) -> KnownSampler | None:
-    """The sampler of ComfyUI's list that a SAMPLER object is; None for any other."""
+def sampler_name(sampler: Any) -> str | None:
+    """Which sampler of ComfyUI's list a SAMPLER object is; None for any other."""
     if type(sampler) is not comfy.samplers.KSAMPLER or "sample" in vars(sampler):
         return None
     random = bool(sampler.inpaint_options.get("random", False))
@@ -36,7 +33,7 @@ def known_sampler(sampler: Any) -> KnownSampler | None:
         plain = comfy.samplers.sampler_object(name)
         same_noise = bool(plain.inpaint_options.get("random", False)) == random
         if same_noise and _same(plain.sampler_function, sampler.sampler_function):
-            return KnownSampler(name, dict(sampler.extra_options), random)
+            return name
     return None
 
 
@@ -66,7 +63,7 @@ def find_obstacles(loop: AskedLoop, steps: int) -> list[Said]:
     if carried and loop.remote.stages > 1:
         found += _stage_obstacles(loop, steps)
     elif carried and loop.by_comfyui:
-        found += host_obstacles(loop.known, loop.sampling)
+        found += host_obstacles(loop)
     if not is_comfyuis(loop.callback):
         found.append(said("a node that looks at each step"))
     if loop.denoise_mask is not None and not (loop.masks_noised or _kept_clean(loop)):
@@ -76,22 +73,22 @@ def find_obstacles(loop: AskedLoop, steps: int) -> list[Said]:
     return found
 
 
-def host_obstacles(known: KnownSampler, sampling: Any) -> list[Said]:
+def host_obstacles(loop: AskedLoop) -> list[Said]:
     """Name what of a loop by ComfyUI's own code is no data."""
-    options, found = known.options, []
+    options, found = loop.sampler.extra_options, []
     # Samplers take what they churn up from the process's own random numbers.
     if options.get("s_churn") or not all(isinstance(value, Scalar) for value in options.values()):
-        found.append(said("the sampler {name}", name=known.title))
-    if read_sampling(sampling) is None:
-        found.append(said("the model sampling {name}", name=type(sampling).__name__))
+        found.append(said("the sampler {name}", name=loop.title))
+    if read_sampling(loop.sampling) is None:
+        found.append(said("the model sampling {name}", name=type(loop.sampling).__name__))
     return found
 
 
 def _stage_obstacles(loop: AskedLoop, steps: int) -> list[Said]:
     """What stages do not know: they run our own samplers."""
-    known, found = loop.known, sampling_obstacles(loop.sampling)
-    if known.name not in SAMPLERS or known.options:
-        found.append(said("the sampler {name} over stages", name=known.title))
+    found = sampling_obstacles(loop.sampling)
+    if loop.name not in SAMPLERS or loop.sampler.extra_options:
+        found.append(said("the sampler {name} over stages", name=loop.title))
     if loop.guided:
         found.append(said("a guider or function of a node"))
     if 0 < steps < loop.remote.model.config.warmup_steps:
@@ -101,11 +98,9 @@ def _stage_obstacles(loop: AskedLoop, steps: int) -> list[Said]:
 
 def _kept_clean(loop: AskedLoop) -> bool:
     """Whether the model sees what a mask keeps as it is, at each step."""
-    kept, sigma = loop.latent_image, loop.noise.new_ones(loop.noise.shape[0])
-    seen = loop.model.scale_latent_inpaint(
-        x=loop.noise, sigma=sigma, noise=loop.noise, latent_image=kept, denoise_mask=loop.denoise_mask
-    )
-    return seen is kept
+    kept, noise, sigma = loop.latent_image, loop.noise, loop.noise.new_ones(loop.noise.shape[0])
+    scale = loop.model.scale_latent_inpaint
+    return scale(x=noise, sigma=sigma, noise=noise, latent_image=kept, denoise_mask=loop.denoise_mask) is kept
 
 
 def same_noise(device: torch.device, config: ParallelConfig) -> bool:

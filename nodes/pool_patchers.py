@@ -1,12 +1,6 @@
-"""The pool's weights, told to ComfyUI's memory management: a patcher for each GPU, kept as long as the weights are.
-
-ComfyUI asks the models on a GPU for memory there, such as for a text encoder behind *Select CLIP Device*: the MODEL
-itself is on one GPU in its eyes.
-
-It drops a MODEL with the node that made it, when other workflows run or memory of the host is short. The pool keeps its
-weights for when the loader runs again. Without the MODEL, ComfyUI could not ask for the memory that they take: not for
-its own models, and not for *Unload Models*.
-"""
+"""The pool's weights, told to ComfyUI's memory management: a patcher for each GPU, as it asks the models on a GPU for
+memory there, and the MODEL itself is on one in its eyes. A MODEL is kept as long as the pool has its weights: ComfyUI
+drops it with the node that made it, and could not ask for their memory then, nor have *Unload Models* free it."""
 
 from __future__ import annotations
 
@@ -29,13 +23,11 @@ log = logging.getLogger("parallel_dit")
 ANYTHING_BUT_ALL = 1 << 50
 """Bytes. ComfyUI asks a model for less when it is short of memory, for 1e30 when it unloads everything; it does not say
 which, and calls `partially_unload` where it asks for less than `loaded_size`, `detach` where not."""
-_KEPT: list[PatcherOfTransformer] = []
-"""Of MODELs; clones of no other."""
+_KEPT: list[PatcherOfTransformer] = []  # of MODELs; clones of no other
 
 
 class PoolShare(nn.Module):
-    """What the pool holds of a transformer or a VAE on a GPU, to ComfyUI's memory management: no weights. Its console
-    has this name."""
+    """What the pool holds of a transformer or a VAE on a GPU, without weights; ComfyUI's console has this name."""
 
     def __init__(self, remote: Any):
         super().__init__()
@@ -56,14 +48,12 @@ class PatcherOfPool(comfy.model_patcher.ModelPatcher):
         return remote.size_bytes if remote.shares(self.load_device) and not remote.resident_bytes else 0
 
     def get_free_memory(self, device) -> int:
-        """What ComfyUI asks before every call, to see whether it must cut the batch: it never must, and asking the
-        driver costs milliseconds while other processes compute on the same GPU."""
+        """Asked before every call, to cut the batch: it never must, and asking a busy driver costs milliseconds."""
         return sys.maxsize
 
 
 class PatcherOfTransformer(PatcherOfPool):
-    """Short of memory on its GPU, ComfyUI has the weights parked on the host; it has them dropped when it unloads
-    everything."""
+    """Short of memory, ComfyUI has the weights parked on the host; it has them dropped when it unloads everything."""
 
     def loaded_size(self) -> int:
         """More than ComfyUI can miss: so it asks its own models first, and `detach` is for unloading everything."""

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-Graph = Mapping[str, Mapping[str, Any]]
-"""A prompt in ComfyUI's API form."""
+Graph = Mapping[str, Mapping[str, Any]]  # a prompt in ComfyUI's API form
 
 USUAL = (1024, 1024)
 _LATENTS = ("latent_image", "latent")
 _OF_VIDEOS = ("length", "frames")
-_LEAST, _MOST = 512, 8192
-"""Pixels of a side. Plans that hold for the usual size hold for these as well."""
+_LEAST, _MOST = 512, 8192  # pixels of a side. Plans that hold for the usual size hold for these as well.
 
 
 def find_size(prompt: Graph | None, loader: str | None) -> tuple[int, int]:
-    """(width, height) of the empty picture whose latent the nodes behind a loader are given; USUAL where there is none,
-    where there are several, or where a video or another node makes it."""
+    """(width, height) of the one empty picture whose latent the nodes behind a loader are given; USUAL otherwise."""
     nodes = prompt or {}
     behind, waiting = set(), [] if loader is None else [loader]
     while waiting:

@@ -59,9 +59,8 @@ class Source:
 
 
 def give_weights(transformer: torch.nn.Module, source: Source) -> None:
-    """Have `state_dict` of a network without weights read them, for those who ask for them (ControlLoRA), and those of
-    its parts (SD3.5's ControlNets ask for its embedders'). As a part of a model's, for which torch asks with arguments,
-    it stays without: there names are what is looked for."""
+    """Have `state_dict` of a network without weights, and of its parts, read them for those who ask (ControlLoRA,
+    SD3.5's ControlNets). Where torch asks with arguments, for a part of a model's, names are what is looked for."""
     for part in ("", *(name for name, _ in transformer.named_children())):
         module = transformer.get_submodule(part)
         module.state_dict = partial(_state_dict, source, part, module.state_dict)  # type: ignore[method-assign]
@@ -75,30 +74,23 @@ def _state_dict(source: Source, part: str, names_alone: Callable[..., Any], *arg
     return {name: tensor.to(device) for name, tensor in weights.items()}
 
 
-class LayersHere:
-    """Parts of a network that a ControlNet runs here (Qwen-Image Fun), with its weights, patched as the ranks' are. All
-    are read when one of them is first run."""
+def run_here(transformer: torch.nn.Module, names: Sequence[str], source: Source) -> None:
+    """Have these parts run here, with their weights: a ControlNet runs them (Qwen-Image Fun). Read at the first run."""
+    read: dict[str, torch.nn.Module] = {}
+    patched: dict[tuple[str, str], dict[str, torch.nn.Module]] = {}  # by the patches that the ranks have now
 
-    def __init__(self, names: Sequence[str], source: Source):
-        self._names = names
-        self._source = source
-        self._read: dict[str, torch.nn.Module] = {}
-        self._patched: tuple[tuple[str, str], dict[str, torch.nn.Module]] | None = None
+    def run(name: str, *args: Any, **kwargs: Any) -> Any:
+        if not read:
+            network, device = source.load().model.diffusion_model, comfy.model_management.get_torch_device()
+            read.update({each: network.get_submodule(each).to(device) for each in names})
+        wanted = source.remote.patches.names
+        if wanted not in patched:
+            patched.clear()
+            patched[wanted] = {each: source.patch(deepcopy(part), each, bypass=True) for each, part in read.items()}
+        return patched[wanted][name](*args, **kwargs)
 
-    def put_into(self, transformer: torch.nn.Module) -> None:
-        for name in self._names:
-            transformer.get_submodule(name).forward = partial(self._run, name)
-
-    def _run(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if not self._read:
-            network = self._source.load().model.diffusion_model
-            device = comfy.model_management.get_torch_device()
-            self._read = {each: network.get_submodule(each).to(device) for each in self._names}
-        wanted = self._source.remote.patches.names
-        if self._patched is None or self._patched[0] != wanted:
-            changed = {each: self._source.patch(deepcopy(part), each, bypass=True) for each, part in self._read.items()}
-            self._patched = wanted, changed
-        return self._patched[1][name](*args, **kwargs)
+    for name in names:
+        transformer.get_submodule(name).forward = partial(run, name)
 
 
 def _run_elsewhere(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

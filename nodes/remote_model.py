@@ -1,9 +1,5 @@
-"""Builds an ordinary MODEL around a transformer that is elsewhere.
-
-ComfyUI's own class for the checkpoint is made from the file's header alone (no weight is read),
-and `_forward` of its transformer is replaced by the call to the pool. All that ComfyUI knows of the family stays:
-latent format, conditioning, model sampling, wrappers of other nodes.
-"""
+"""Builds an ordinary MODEL around a transformer that is elsewhere: ComfyUI's own class for the checkpoint, made of the
+file's header alone (no weight is read), with `_forward` of its transformer replaced by the call to the pool."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.requests.requests import INVOKABLE
 
 from .interrupt import stopping_with_prompt
-from .real_weights import LayersHere, Source, give_weights, operations_elsewhere
+from .real_weights import Source, give_weights, operations_elsewhere, run_here
 from .remote_patcher import RemoteModelPatcher
 from .remote_transformer import RemoteTransformer
 from .transformer_call import read_call
@@ -41,15 +37,12 @@ FLOAT8 = {
     "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fn_fast": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_BROUGHT = (comfy.conds.CONDRegular, comfy.conds.CONDCrossAttn)
-"""Conditionings that ComfyUI brings to the model's device at each call, whatever they are."""
-_UNANSWERED = "preprocess_prefix"
-"""Method of a network (SenseNova U1.5) that its model calls before a run, for more than one tensor."""
+_BROUGHT = (comfy.conds.CONDRegular, comfy.conds.CONDCrossAttn)  # ComfyUI brings them to the device at each call
+_UNANSWERED = "preprocess_prefix"  # of a network (SenseNova U1.5), asked before a run for more than one tensor
 
 
 def choose_types(file: HostFile, weight_dtype: str) -> tuple[torch.dtype, torch.dtype | None]:
-    """Type of plain weights, named or Load Diffusion Model's choice, and that which ComfyUI computes in, if another;
-    RequestError where ComfyUI was started with one that the pool does not have."""
+    """Type of plain weights, and that which ComfyUI computes in, if another; RequestError where the pool lacks it."""
     supported = list(file.config.supported_inference_dtypes)
     device = comfy.model_management.get_torch_device()
     numbers = sum(tensor.numel() for tensor in file.state_dict.values())
@@ -81,7 +74,7 @@ def build_model(
     model.parallel_source = source
     give_weights(model.diffusion_model, source)
     data = find_network(type(model.diffusion_model))
-    LayersHere(data.run_outside if data is not None else (), source).put_into(model.diffusion_model)
+    run_here(model.diffusion_model, data.run_outside if data is not None else (), source)
     model.parallel_untouched = _redirect(model, remote, shared)
     model.parallel_shapes = PatchedShapes(model.parallel_untouched)
     return RemoteModelPatcher(
@@ -108,11 +101,10 @@ def _refuse(name: str, *_: Any, **__: Any) -> None:
 
 
 def keeping(model: Any, shared: set[str]) -> Callable[..., dict[str, Any]]:
-    """`extra_conds` of a BaseModel, with conditionings brought to the device once a run, and not once a step: ComfyUI
-    copies them at every call into one new tensor on the host (`cond_cat`), which it brings to the GPU and casts to the
-    model's type, 3 to 4 ms of a step of FLUX.1, by a profile on an H200. They keep their type here: ControlNets of
-    another type read them, too. They stay where they are where a wrapper, which would see them before ComfyUI brings
-    them, is added to the model. `shared` gets the names of those that all rows share."""
+    """`extra_conds` of a BaseModel, with conditionings brought to the device once a run: ComfyUI copies them at each
+    call into a tensor on the host (`cond_cat`) and on to the GPU, 3 to 4 ms of a step of FLUX.1 on an H200. They keep
+    their type, for ControlNets of another, and stay where a wrapper would see them. `shared` gets the names of
+    those that all rows share."""
     original = type(model).extra_conds
     called = weakref.ref(model)  # which has this function: it is to go with the last reference to it
 
@@ -148,8 +140,7 @@ def reference_method(transformer: Any) -> str | None:
 
 
 def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouched:
-    """Replace the method at the seam of a BaseModel's network. What other nodes change in it from now on is found
-    before a run (RemoteModelPatcher.pre_run) and, where a wrapper does it during one, at the next call."""
+    """Replace the method at the seam of a BaseModel's network. Later changes of it are found before a run or call."""
     transformer = model.diffusion_model
     name = seam_of(transformer)
     signature = inspect.signature(getattr(transformer, name))

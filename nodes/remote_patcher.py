@@ -19,8 +19,7 @@ from .weight_patches import is_bypass
 
 
 class RemoteModelPatcher(PatcherOfTransformer):
-    """ModelPatcher whose weights are the pool's. It stands for them on ComfyUI's own GPU; for the other GPUs of the
-    pool there are patchers of their own (pool_patchers.py)."""
+    """ModelPatcher whose weights are the pool's, on ComfyUI's own GPU; for others see pool_patchers.py."""
 
     @property
     def devices(self) -> list[torch.device]:
@@ -34,8 +33,7 @@ class RemoteModelPatcher(PatcherOfTransformer):
             comfy.model_management.free_memory(weights + comfy.model_management.minimum_inference_memory(), device)
 
     def model_patches_models(self) -> list[Any]:
-        """What ComfyUI loads along with this, by which it makes room on the pool's other GPUs, too, and may ask there
-        for the pool's memory. All clones have the same."""
+        """What ComfyUI loads along, to make room on the pool's other GPUs; the same of all clones."""
         if not hasattr(self.model, "parallel_elsewhere"):
             others = other_gpus(self.remote, self.load_device)
             self.model.parallel_elsewhere = [
@@ -122,8 +120,7 @@ class RemoteModelPatcher(PatcherOfTransformer):
             self._move_others(device_to)
 
     def partially_load(self, device_to, extra_memory=0, force_patch_weights=False):
-        """Called before each run. Little free memory is no reason to unload what is about to run: the ranks make room
-        for themselves."""
+        """Called before each run, which ranks make room for: little free memory is no reason to unload."""
         return super().partially_load(device_to, max(extra_memory, 0), force_patch_weights)
 
     def detach(self, unpatch_all=True):
@@ -137,7 +134,13 @@ class RemoteModelPatcher(PatcherOfTransformer):
         """Called before each sampling run; RequestError for changes that do not reach the pool."""
         self.remote.notices.begin()
         others = [name for name, each in self.injections.items() if not is_bypass(each)]
-        if found := weight_obstacles(self.weight_wrapper_patches, self._other_objects(), others, self.wrappers):
+        objects = [
+            name
+            for name, value in self.object_patches.items()
+            # ModelComputeDtype's default changes nothing.
+            if name != "manual_cast_dtype" or value not in (None, self.object_patches_backup.get(name))
+        ]
+        if found := weight_obstacles(self.weight_wrapper_patches, objects, others, self.wrappers):
             raise refusal(found)
         check_options(self.model_options.get("transformer_options", {}))
         self.model.parallel_shapes.take(self.model, self.patches)
@@ -145,14 +148,6 @@ class RemoteModelPatcher(PatcherOfTransformer):
         self._ask()
         self.remote.functions.begin()
         super().pre_run()
-
-    def _other_objects(self) -> list[str]:
-        """Names of object patches that are not what they stand for: ModelComputeDtype's default changes nothing."""
-        return [
-            name
-            for name, value in self.object_patches.items()
-            if name != "manual_cast_dtype" or value not in (None, self.object_patches_backup.get(name))
-        ]
 
     def cleanup(self) -> None:
         super().cleanup()

@@ -45,24 +45,20 @@ def may_compute_on(config: ParallelConfig, device: torch.device) -> bool:
 
 
 class RemoteTransformer:
-    """A model in a pool, which `connect` gives for a configuration. Shared by all clones of a MODEL; outlives the pool,
-    which is started and filled anew. `notices` say on the node that is running what it waits for, and what ran."""
+    """A model in a pool, shared by all clones of a MODEL; outlives the pool, which is started and filled anew."""
 
     def __init__(
         self, model: ModelRequest, notices: RunNotices, connect: Callable[[ParallelConfig], PoolClient] = _connect
     ):
         self.model = model
         self.notices = notices
-        self.patches = UNPATCHED
-        """Weight patches of the calls to come."""
+        self.patches = UNPATCHED  # weight patches of the calls to come
         self.functions = CarriedPatches()
-        self.stages = 1
-        """Into how many stages the weights are split."""
-        self.size_bytes = 0
-        """Bytes that one rank holds when the model is loaded; 0 until it was."""
+        self.stages = 1  # into how many stages the weights are split
+        self.size_bytes = 0  # bytes that one rank holds when the model is loaded; 0 until it was
         self._connect = connect
         self._pool: PoolClient | None = None
-        self._capture: Callable[[TransformerCall], torch.Tensor] | None = None
+        self._capture: tuple[list[TransformerCall], int] | None = None
 
     @property
     def resident_bytes(self) -> int:
@@ -90,11 +86,12 @@ class RemoteTransformer:
         return loaded
 
     def forward(self, call: TransformerCall, should_cancel: Callable[[], bool]) -> torch.Tensor:
-        """Run one call in the pool; returns the prediction on x's device, in x's dtype. Raises as PoolClient.forward,
-        and RequestError for what does not travel or is not finite."""
+        """The prediction of one call, as x is. Raises as PoolClient.forward; RequestError: something cannot travel."""
         conditioning = travelling(call, self.functions)
         if self._capture is not None:
-            return self._capture(replace(call, conditioning=conditioning))
+            calls, channels = self._capture
+            calls.append(replace(call, conditioning=conditioning))
+            return call.x.new_zeros((call.x.shape[0], channels, *call.x.shape[2:]))
         pool, watching = self._use_pool(should_cancel)
         output = pool.forward(
             self.model, call.x, call.timestep, conditioning, patches=self.patches, should_cancel=watching
@@ -130,41 +127,32 @@ class RemoteTransformer:
         """A sampling run is over, as a whole or by an error or cancel: its node shows the plan that ran."""
         self.functions.end()
         if summary := self.notices.finish(whole):
-            self.notices.waits.tell(together((summary, self.notices.why_by_steps(self.stages))))
+            self.notices.tell(together((summary, self.notices.why_by_steps(self.stages))))
 
     def _note(self, pool: PoolClient, x: torch.Tensor, steps: int, how: Hashable) -> None:
         if pool.ran is not None:
             model, config = self.model, self.model.config
             set_up = config.compile, config.attention, config.weights
-            patches = self.patches.patches.name, self.patches.hooks.name
-            how = model.dtype, repr(model.comfyui), set_up, patches, how
+            how = model.dtype, repr(model.comfyui), set_up, self.patches.names, how
             self.notices.ran(pool.ran, pool.details, x.shape, steps, how)
 
     def release(self, park: bool, should_cancel: Callable[[], bool]) -> int:
-        """Free the weights in the pool, or park them, where no other uses them; returns the bytes freed per rank.
-        PoolError where the pool died, and its memory with it; Cancelled where the artist did not want to wait."""
+        """Free or park the weights where no other uses them; returns the bytes freed per rank. PoolError, Cancelled."""
         return self._pool.release(self.model, park, should_cancel) if self._pool is not None and self._owns else 0
 
     @contextmanager
     def capture(self, channels: int) -> Iterator[list[TransformerCall]]:
         """Record calls instead of running them: inside, `forward` returns zeros of that many channels, at once."""
-        calls: list[TransformerCall] = []
-
-        def record(call: TransformerCall) -> torch.Tensor:
-            calls.append(call)
-            return call.x.new_zeros((call.x.shape[0], channels, *call.x.shape[2:]))
-
-        self._capture = record
+        self._capture = [], channels
         try:
-            yield calls
+            yield self._capture[0]
         finally:
             self._capture = None
 
     def _use_pool(
         self, should_cancel: Callable[[], bool], doing: str = "step"
     ) -> tuple[PoolClient, Callable[[], bool]]:
-        """The pool, asked for at each request, as it may have been replaced; and `should_cancel`, which tells the node
-        what it waits for."""
+        """The pool, which may have been replaced; and `should_cancel`, which tells the node what it waits for."""
         self._pool = self._connect(self.model.config)
         _USED[self.model.key] = self
-        return self._pool, self.notices.waits.watching(self._pool, should_cancel, doing)
+        return self._pool, self.notices.watching(self._pool, should_cancel, doing)

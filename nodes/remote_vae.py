@@ -1,9 +1,5 @@
-"""A VAE object like ComfyUI's, whose encoder and decoder run in the pool.
-
-ComfyUI's own object decides what goes in and comes out (sizes, channels, batches, numbers from 0 to 1); its network
-alone is replaced, by the call to the pool. Tiles are there to save memory, which shared rows do, too: the nodes with
-tiles run whole.
-"""
+"""A VAE object like ComfyUI's, whose network alone is replaced, by calls to the pool. Tiles are there to save memory,
+which shared rows do, too: the nodes with tiles run whole."""
 
 from __future__ import annotations
 
@@ -31,8 +27,7 @@ from .run_notices import RunNotices
 if TYPE_CHECKING:
     from workers.client.client import PoolClient, VaeRequest
 
-_LOADERS = {"load_vae_patcher": False, "load_checkpoint_vae_patcher": True}
-"""What ComfyUI notes as the way to load a VAE again -> whether its file is a checkpoint."""
+_LOADERS = {"load_vae_patcher": False, "load_checkpoint_vae_patcher": True}  # noted way to load -> is a checkpoint
 
 
 def find_file(vae: Any) -> VaeFile:
@@ -56,9 +51,8 @@ def find_file(vae: Any) -> VaeFile:
 
 
 class RemoteVae:
-    """A VAE in the pool that `connect` gives for a configuration, of which `ranks` share a picture. It is in the place
-    of the network of ComfyUI's object `source`, which knows what it takes of memory; what else nodes look at there is
-    the network's own."""
+    """A VAE in the pool, of which `ranks` share a picture, in the place of the network of ComfyUI's object `source`;
+    what else nodes look at there is the network's own."""
 
     def __init__(
         self,
@@ -91,16 +85,18 @@ class RemoteVae:
 
     @property
     def comfy_has_chunked_io(self) -> bool:
-        """ComfyUI 0.33 then has memory for the picture ready, into which it is copied from that of the ranks: for a
-        video, three passes over it fewer. It must know how large that is."""
+        """ComfyUI 0.33 then has memory ready for a picture whose size it knows: three passes over a video fewer."""
         source = self.source
         says_all = getattr(source, "conv_out_channels", source.output_channels) == source.output_channels
         return says_all and find_half(source.first_stage_model, "decoder") is not None
 
     def decode_output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Of the picture, by ComfyUI's numbers."""
-        source = self.source
-        return (shape[0], source.output_channels, *_scaled(shape, source.upscale_ratio, source.latent_dim))
+        source, sizes = self.source, shape[-self.source.latent_dim :]
+        ratio = source.upscale_ratio
+        scaled = zip(ratio if isinstance(ratio, tuple) else (ratio,) * len(sizes), sizes, strict=False)
+        sides = (math.ceil(each(size) if callable(each) else each * size) for each, size in scaled)
+        return (shape[0], source.output_channels, *sides)
 
     def decode(self, z: torch.Tensor, output_buffer: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
         memory = self.source.memory_used_decode(z.shape, z.dtype)
@@ -114,14 +110,8 @@ class RemoteVae:
     def _run(
         self, half: str, x: torch.Tensor, memory: float, answer: int, options: dict[str, Any], into: torch.Tensor | None
     ) -> torch.Tensor:
-        """Encode or decode, for which ComfyUI estimates `memory`, with further `options` of its method; the result has
-        `answer` bytes, and gets memory of its own where `into` is None.
-
-        Raises:
-            RequestError: the tensor holds NaN, or an option does not travel.
-            torch.OutOfMemoryError: for it there is too little memory; ComfyUI tries it in tiles then.
-            ParallelError: see PoolClient.run_vae.
-        """
+        """Encode or decode, in some `memory` bytes; the result has `answer`, and gets memory of its own without `into`.
+        RequestError for NaN or an option that does not travel, ParallelError as PoolClient.run_vae."""
         if foreign := [name for name, value in options.items() if not isinstance(value, Scalar)]:
             what = "The VAE is given {what}, which cannot be sent to the workers."
             raise RequestError(what, "Decode without Parallel VAE.", what=", ".join(foreign))
@@ -137,13 +127,13 @@ class RemoteVae:
                     seed=torch.initial_seed() & (2**63 - 1),
                     options=options,
                     into=into,
-                    should_cancel=self._notices.waits.watching(pool, interrupted, "load"),
+                    should_cancel=self._notices.watching(pool, interrupted, "load"),
                 )
             except OutOfMemoryError as error:
                 raise torch.OutOfMemoryError(str(error)) from error  # by its type ComfyUI knows that tiles may help
-            self._notices.waits.end()
+            self._notices.end()
             if pool.ran is not None and pool.ran.plan:
-                self._notices.waits.tell(pool.ran.plan)
+                self._notices.tell(pool.ran.plan)
         return output
 
     def release(self, park: bool, should_cancel: Callable[[], bool]) -> int:
@@ -217,17 +207,8 @@ class ParallelVae(comfy.sd.VAE):
 def describe(remote: RemoteVae) -> Said:
     """Who runs it, a sentence or two."""
     network, ranks = remote.source.first_stage_model, remote.request.ranks
-    if ranks > 1 and not (find_half(network, "decoder") or find_half(network, "encoder")):
-        text = "{name} runs on one of the devices: its pictures cannot be shared out."
-        return said(text, name=type(network).__name__)
-    if ranks > 1:
+    if ranks == 1:
+        return said("Encodes and decodes on one device.")
+    if find_half(network, "decoder") or find_half(network, "encoder"):
         return said("Encodes and decodes on {count} devices, each with its rows of the picture.", count=ranks)
-    return said("Encodes and decodes on one device.")
-
-
-def _scaled(shape: Sequence[int], ratio: Any, dims: int) -> list[int]:
-    """Sizes of what a latent is decoded to, without batch and channels."""
-    sizes = list(shape[-dims:])
-    ratios = ratio if isinstance(ratio, tuple) else (ratio,) * len(sizes)
-    scaled = zip(ratios, sizes, strict=False)
-    return [math.ceil(each(size) if callable(each) else each * size) for each, size in scaled]
+    return said("{name} runs on one of the devices: its pictures cannot be shared out.", name=type(network).__name__)

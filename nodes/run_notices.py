@@ -1,11 +1,9 @@
-"""What the node that samples says: what it waits for, with its bar while weights are read, and what a run was, which is
-kept. No ComfyUI needed."""
+"""What the node that samples says: what it waits for, and what a run was, which is kept. No ComfyUI needed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from parallel_runtime.said import NOTHING, Said, said, together
@@ -31,86 +29,10 @@ _WORDS = {
 }
 """By a reason of `Wait`, or what the ranks do otherwise."""
 OPENING = Said("Opening the model file.")
-
-QUIET_SECONDS = 0.4
-"""Work that is over sooner needs no words."""
-
+QUIET_SECONDS = 0.4  # work that is over sooner needs no words
 IN_TURN = Said("Step by step, the stages run one after the other: exact, but slower than one GPU.")
 STOPPED = Said("Stopped before the end.")
 _BY_ITSELF = Said("a node that samples by itself")
-
-
-@dataclass
-class WaitNotices:
-    """One request after the other, of a model by its file's name; told many times a second what each waits for. `show`
-    puts a text on the node that is running, `move_bar` its progress bar to (done, total) bytes, and `note` gets (what,
-    begin, end) of a part that is over, by `clock`, in seconds."""
-
-    show: Callable[[Said], None]
-    move_bar: Callable[[int, int], None] = lambda done, total: None
-    note: Callable[[str, float, float], None] = lambda what, begin, end: None
-    clock: Callable[[], float] = time.monotonic
-    model: str = ""
-
-    def __post_init__(self) -> None:
-        self._doing = ""
-        self._reason = ""
-        self._since = 0.0
-        self._outdated = False  # what is shown is of a wait, and would be wrong of the work after it
-        self.last: str = ""
-        """What was shown last."""
-
-    def begin(self, doing: str) -> None:
-        """A request goes out: "load" or "step", what the ranks do when nothing else is to be said."""
-        self._doing, self._reason, self._since = doing, doing, self.clock()
-
-    def about(self, wait: Wait) -> None:
-        reason, done, total = self._doing if wait.reason == "job" else wait.reason, wait.done, wait.total
-        now = self.clock()
-        if reason != self._reason:
-            self._close(now)
-            self._reason, self._since = reason, now
-        seconds = now - self._since
-        works = reason == self._doing
-        if works and seconds < QUIET_SECONDS and not self._outdated:
-            return
-        text = self._say(reason, done, total, seconds)
-        if text != self.last:
-            self.tell(text)
-            if reason == "weights":
-                self.move_bar(done, max(total, 1))
-        self._outdated = not works
-
-    def watching(self, pool: PoolClient, should_cancel: Callable[[], bool], doing: str = "step") -> Callable[[], bool]:
-        """`should_cancel` of a request that goes out: the client asks it many times a second while it waits, and each
-        time the node is told what for."""
-        self.begin(doing)
-
-        def ask() -> bool:
-            self.about(pool.waits_for)
-            return should_cancel()
-
-        return ask
-
-    def tell(self, text: Said) -> None:
-        """Show a text, whatever it is about."""
-        self.last, self._outdated = text, False
-        self.show(text)
-
-    def end(self) -> None:
-        """The request is through, or a step of it; what follows is the next one."""
-        now = self.clock()
-        self._close(now)
-        self._reason, self._since = self._doing, now
-
-    def _close(self, now: float) -> None:
-        if self._reason:
-            self.note(self._reason, self._since, now)
-
-    def _say(self, reason: str, done: float, total: float, seconds: float) -> Said:
-        if reason == "weights":
-            done, total = round(done / 1e9, 1), round(total / 1e9, 1)
-        return said(_WORDS[reason], done=done, total=total, seconds=int(seconds), model=self.model)
 
 
 def describe_run(run: RunRecord) -> Said:
@@ -129,8 +51,8 @@ def describe_run(run: RunRecord) -> Said:
 
 
 class RunNotices:
-    """The notices of one model's runs; `model` is its file's name. `show` puts a text on the node that is running, and
-    `move_bar` its progress bar to (done, total); `where` tells the prompt and the node."""
+    """What is said of a model's requests and runs: `show` puts a text on the running node, `move_bar` its bar to (done,
+    total) bytes; `where` tells the prompt and the node."""
 
     def __init__(
         self,
@@ -142,17 +64,61 @@ class RunNotices:
         move_bar: Callable[[int, int], None] = lambda done, total: None,
         history: RunHistory = HISTORY,
     ):
-        self._clock = clock
-        self._model = model
-        self._where = where
+        self._show, self._move_bar, self._where, self._clock = show, move_bar, where, clock
+        self.model = model
         self._history = history
         self._epoch = time.time() - time.monotonic()
-        self.waits = WaitNotices(show, move_bar, self._note, clock, model)
+        self._doing = self._reason = self._shown = ""
+        self._since = 0.0
+        self._outdated = False  # what is shown is of a wait, and would be wrong of the work after it
         self.begin()
-        self.obstacles: tuple[Said, ...] = ()
-        """Why this run's loop goes step by step; empty where the pool runs it."""
+        self.obstacles: tuple[Said, ...] = ()  # why this run's loop goes step by step; empty where the pool runs it
+
+    def watching(self, pool: PoolClient, should_cancel: Callable[[], bool], doing: str = "step") -> Callable[[], bool]:
+        """`should_cancel` of a request to "load" or "step", asked many times a second, which tells the node as well."""
+        self._doing, self._reason, self._since = doing, doing, self._clock()
+
+        def ask() -> bool:
+            self._about(pool.waits_for)
+            return should_cancel()
+
+        return ask
+
+    def _about(self, wait: Wait) -> None:
+        reason, now = self._doing if wait.reason == "job" else wait.reason, self._clock()
+        if reason != self._reason:
+            self._close(now)
+            self._reason, self._since = reason, now
+        seconds = now - self._since
+        works = reason == self._doing
+        if works and seconds < QUIET_SECONDS and not self._outdated:
+            return
+        done, total = (round(each / 1e9, 1) if reason == "weights" else each for each in (wait.done, wait.total))
+        text = said(_WORDS[reason], done=done, total=total, seconds=int(seconds), model=self.model)
+        if text != self._shown:
+            self.tell(text)
+            if reason == "weights":
+                self._move_bar(wait.done, max(wait.total, 1))
+        self._outdated = not works
+
+    def tell(self, text: Said) -> None:
+        """Show a text, whatever it is about."""
+        self._shown, self._outdated = text, False
+        self._show(text)
+
+    def end(self) -> None:
+        """The request is through, or a step of it; what follows is the next one."""
+        now = self._clock()
+        self._close(now)
+        self._reason, self._since = self._doing, now
+
+    def _close(self, now: float) -> None:
+        if self._reason:
+            prompt, node = self._where()
+            self._history.span(prompt, Span(self._reason, node, self._epoch + self._since, self._epoch + now))
 
     def begin(self) -> None:
+        """A run begins."""
         self.obstacles = (_BY_ITSELF,)
         self._last: tuple[Finished, PlanDetails | None, tuple[int, ...], int, Hashable] | None = None
         self._times: list[float] = []
@@ -177,17 +143,16 @@ class RunNotices:
         self._last = ran, details, tuple(latent), steps, how
 
     def finish(self, whole: bool = True) -> Said:
-        """A run is over: keep what it was, and return that in sentences; "" where nothing ran, or it did not come to
-        its end: then nobody knows how many steps ran, and so what one took."""
+        """A run is over: keep what it was, and return that in sentences; "" where nothing ran or it was not whole."""
         if not whole:
             self.begin()
-            self.waits.tell(STOPPED)
+            self.tell(STOPPED)
         if self._last is None:
             return NOTHING
         ran, details, latent, steps, how = self._last
-        kind = self._model, latent, how, len(self._times) // (steps or 1)
+        kind = self.model, latent, how, len(self._times) // (steps or 1)
         record = RunRecord(
-            model=self._model,
+            model=self.model,
             node=self._where()[1],
             plan=ran.plan,
             latent=latent,
@@ -211,8 +176,4 @@ class RunNotices:
 
     def computed(self) -> None:
         self._times.append(self._clock())
-        self.waits.end()
-
-    def _note(self, what: str, begin: float, end: float) -> None:
-        prompt, node = self._where()
-        self._history.span(prompt, Span(what, node, self._epoch + begin, self._epoch + end))
+        self.end()

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from parallel_runtime.said import Said, as_said, fill
 
-TABLES = Path(__file__).parent.parent / "web" / "said"
-"""Language -> English sentence -> sentence; the canvas reads them too (web/js/said.js)."""
+TABLES = Path(__file__).parent.parent / "web" / "said"  # English sentence -> sentence; web/js/said.js reads them too
 _STOPS = ("。", "：")
 
 
@@ -29,15 +28,11 @@ def _speak(text: str, table: dict[str, str]) -> str:
     if not isinstance(text, Said):
         return text
     template = table.get(text.template, text.template)
-    if isinstance(text.values, tuple):
-        return _joined([_speak(value, table) for value in text.values], template)
-    said = {name: _speak(value, table) for name, value in text.values.items()}
-    return fill(template, said.get)
-
-
-def _joined(parts: list[str], between: str) -> str:
-    """Sentences have no space between them behind a full stop that brings its own."""
-    text = parts[0] if parts else ""
-    for part in parts[1:]:
-        text += part if between == " " and text.endswith(_STOPS) else between + part
-    return text
+    if isinstance(text.values, dict):
+        said = {name: _speak(value, table) for name, value in text.values.items()}
+        return fill(template, said.get)
+    spoken = ""
+    for part in (_speak(value, table) for value in text.values):
+        # Sentences have no space between them behind a full stop that brings its own.
+        spoken += part if not spoken or (template == " " and spoken.endswith(_STOPS)) else template + part
+    return spoken

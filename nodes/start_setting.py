@@ -1,5 +1,4 @@
-"""The pool starts together with ComfyUI: where the last session used one, in the first session, or as is wished.
-Imports no torch: its processes begin before ComfyUI has."""
+"""The pool starts with ComfyUI, unless the last session did not use it. Imports no torch: ComfyUI has not yet."""
 
 from __future__ import annotations
 
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
     from workers.launch import PoolSpec
 
 VARIABLE = "PARALLEL_DIT_START"
-NONE = "none"
-"""Setting with which the first prompt starts the pool."""
-
+NONE = "none"  # setting with which the first prompt starts the pool
 FIRST = "auto"
 _NUMBERS = re.compile(r"\d{1,3}(,\d{1,3}){0,63}")
 
@@ -33,8 +30,7 @@ log = logging.getLogger("parallel_dit")
 
 
 def wished_devices(last: str | None) -> str | None:
-    """Devices to start a pool on: the environment variable's, else the canvas setting's, if it is a text, else the last
-    session's; None where the first prompt starts it."""
+    """The environment variable's devices, else the setting's, else the last session's; None for none now."""
     if (environment := os.environ.get(VARIABLE)) is not None:
         return environment or None
     setting = read_settings().get(START_DEVICES)
@@ -67,8 +63,7 @@ def remember_devices(spec: PoolSpec) -> None:
 
 
 def last_devices() -> str | None:
-    """The last session's, as Parallel Config has them, or "auto" in the first one after the pack was installed; None
-    where that session did not use its pool, or the file holds something else."""
+    """The last session's, or "auto" in the first one; None where it did not use its pool, or the file is damaged."""
     try:
         file = _file()
         text = file.read_text(encoding="ascii") if file.exists() else FIRST
@@ -84,8 +79,7 @@ def take_last_devices() -> str | None:
 
 
 def start_early() -> None:
-    """Before ComfyUI imports torch: begin with the pool's processes. Whatever is wrong with that is told when ComfyUI
-    asks for nodes, where the pool starts otherwise."""
+    """Before ComfyUI imports torch, begin with the pool's processes. What is wrong is told when the pool starts."""
     import comfy.cli_args
 
     from workers.client import supervisor_process

@@ -1,5 +1,4 @@
-"""The call `diffusion_model(x, timestep, context, **extras)` as data, read from any family's own signature, and what
-of it is each branch's."""
+"""The call `diffusion_model(x, timestep, context, **extras)` as data, and what of it is each branch's."""
 
 from __future__ import annotations
 
@@ -18,22 +17,13 @@ from parallel_runtime.sampling.own_timesteps import BESIDE, FIRST
 
 @dataclass(frozen=True)
 class TransformerCall:
-    """One call, as ComfyUI batched it.
+    """One call, as ComfyUI batched it."""
 
-    Args:
-        x: (branches * B, C, ...) latent in the model's dtype, extra input channels appended; a list of such where
-            a model has several (video and audio).
-        timestep: (branches * B,) float32, as the model's sampling converted it.
-        conditioning: context and the family's extras, None left out.
-        control: ControlNet outputs, or None.
-        options: ComfyUI's transformer_options.
-    """
-
-    x: Any
-    timestep: torch.Tensor
-    conditioning: Mapping[str, Any]
-    control: Any
-    options: Mapping[str, Any]
+    x: Any  # (branches * B, C, ...) latent, extra input channels appended; a list where a model has video and audio
+    timestep: torch.Tensor  # (branches * B,) float32, as the model's sampling converted it
+    conditioning: Mapping[str, Any]  # context and the family's extras, None left out
+    control: Any  # ControlNet outputs, or None
+    options: Mapping[str, Any]  # ComfyUI's transformer_options
 
     @property
     def cond_or_uncond(self) -> Sequence[int]:
@@ -72,8 +62,7 @@ def split_branches(calls: Sequence[TransformerCall]) -> list[tuple[int, dict[str
 
 
 def split_extra_channels(calls: Sequence[TransformerCall], channels: int) -> dict[int, torch.Tensor]:
-    """What follows the latent's channels in x, by the index of the branch: ComfyUI appends the same at every step
-    (c_concat: FLUX Fill, Canny and Depth)."""
+    """What follows the latent's channels in x (FLUX Fill, Canny and Depth), by branch; the same at every step."""
     x = {index: part_of(call.x) for index, call, part_of in _branches_of(calls)}
     return {index: x[index][:, channels:] for index in sorted(x) if x[index].shape[1] > channels}
 

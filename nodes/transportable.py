@@ -1,9 +1,6 @@
 """What of a call travels to the pool, and the names of what does not. No ComfyUI needed: all arguments are plain data.
-
-Two questions. `option_obstacles` and `weight_obstacles`: would the transformer's call lose something on the way to
-the pool? Then it is refused. `loop_obstacles`, `condition_obstacles` and `call_obstacles`: would a whole loop in the
-pool differ from ComfyUI's own? Then it runs per step.
-"""
+A call that would lose something on its way is refused (`option_obstacles`, `weight_obstacles`); a loop that would be
+another in the pool than ComfyUI's runs per step (`loop_obstacles`, `condition_obstacles`, `call_obstacles`)."""
 
 from __future__ import annotations
 
@@ -29,13 +26,10 @@ _HERE_ALONE = {
     "context_window",
 }  # fmt: skip
 """Options that ComfyUI's sampler reads and its networks do not, or that act before the network is called."""
-_REBUILT = {"patches", "patches_replace", "animate2_cache"}
-"""Options that travel as the names of their functions and what those were made of (carried_patches.py)."""
-_WRITTEN = "ar_state"
-"""Option that a network writes into: what a rank wrote would not come back."""
+_REBUILT = {"patches", "patches_replace", "animate2_cache"}  # travel by carried_patches.py
+_WRITTEN = "ar_state"  # option that a network writes into: what a rank wrote would not come back
 _ATTENTION = "optimized_attention_override"
-_SENT = {"diffusion_model.params.default_ref_method", "diffusion_model.default_ref_method"}
-"""Attributes of the network that are read and sent with each call."""
+_SENT = {"diffusion_model.params.default_ref_method", "diffusion_model.default_ref_method"}  # read at each call
 _PLAIN_MODEL_OPTIONS = {"transformer_options", "disable_cfg1_optimization", "to_load_options"}
 _MODEL_FUNCTIONS = {
     "sampler_cfg_function": said("a custom CFG function"),
@@ -72,7 +66,9 @@ AROUND_LOOP = {
 def option_obstacles(options: Mapping[str, Any]) -> list[Said]:
     """Name what of `transformer_options` no data can say, beside the functions for the inside of the network."""
     override, found = options.get(_ATTENTION), []
-    if _is_set(override) and not is_pytorchs(override):
+    # ComfyUI's name for PyTorch's attention: what the ranks have is as exact.
+    pytorchs = any(getattr(each, "__name__", "") == "attention_pytorch" for each in closure_of(override).values())
+    if _is_set(override) and not pytorchs:
         found.append(said("another attention function (choose the kernel in Parallel Config)"))
     if _is_set(options.get(_WRITTEN)):
         found.append(said("the memory of an autoregressive sampler"))
@@ -82,11 +78,6 @@ def option_obstacles(options: Mapping[str, Any]) -> list[Said]:
         for key in sorted(options.keys() - known)
         if _is_set(options[key]) and not _is_plain(options[key])
     ]
-
-
-def is_pytorchs(override: Any) -> bool:
-    """Whether an attention override is ComfyUI's name for PyTorch's attention: what the ranks have is as exact."""
-    return any(getattr(each, "__name__", "") == "attention_pytorch" for each in closure_of(override).values())
 
 
 def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,8 +93,7 @@ def weight_obstacles(
     injections: Collection[str],
     wrappers: Mapping[str, Mapping[Any, Any]],
 ) -> list[Said]:
-    """Name the changes on a MODEL, attributes of ComfyUI's ModelPatcher, that would have to reach the weights or
-    modules in the pool, and do not; weight patches, which do, are in weight_patches.py."""
+    """Name the changes on a ModelPatcher that would have to reach the pool's weights or modules, and do not."""
     found = [said("wrapped weights")] if weight_wrappers else []
     found += [
         said("a replaced {name}", name=name)
@@ -157,14 +147,9 @@ def condition_obstacles(conds: Mapping[str, Sequence[Mapping[str, Any]]]) -> lis
 def call_obstacles(
     calls: Sequence[TransformerCall], latent_shape: Sequence[int], conds: Sequence[str], cfg: float | None
 ) -> list[Said]:
-    """Name what in the calls of one step is not a plain evaluation of each branch on the whole latent.
-
-    Args:
-        calls: of one evaluation by ComfyUI.
-        latent_shape: (B, C, ...) of the latent; x may have more channels, if all branches have as many.
-        conds: names of the guider's conditionings, by the index of their branch.
-        cfg: guidance scale of a positive and a negative one, which it needs other than 1; None of other guiders.
-    """
+    """Name what in the calls of one evaluation is not a plain one of each branch on the whole latent (B, C, ...), of
+    which x may have more channels; `conds` are by the index of their branch. `cfg` other than 1 needs a negative one;
+    None of other guiders."""
     found = []
     batch = latent_shape[0]
     if len({call.x.shape[1] for call in calls}) > 1:

@@ -1,8 +1,5 @@
-"""What other nodes have changed inside of a transformer object whose forward runs elsewhere. No ComfyUI needed.
-
-The pool computes with the model's own code and the file's weights. So a replaced method, a hook, another submodule or
-changed weights would have no effect there, without an error: they are found here, and named.
-"""
+"""What other nodes have changed inside of a transformer whose forward runs elsewhere, with the file's weights: a
+replaced method, hook, submodule or weight would have no effect there, without an error. No ComfyUI needed."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ from torch import nn
 from parallel_runtime.errors import RequestError
 from parallel_runtime.said import said
 
-_NAMED = 3
-"""Changes that a message spells out."""
+_NAMED = 3  # changes that a message spells out
 
 
 class Untouched:
@@ -55,12 +51,8 @@ class Untouched:
         self._modules[path].tensors[name] = tensor, _state(tensor)
 
     def _count(self) -> tuple[Any, ...]:
-        return (
-            _callables_of(self._transformer),
-            sum(map(len, self._attributes)),
-            any(self._unhooked),
-            sum(map(len, self._hooked)),
-        )
+        attributes, hooks = sum(map(len, self._attributes)), sum(map(len, self._hooked))
+        return _callables_of(self._transformer), attributes, any(self._unhooked), hooks
 
     def _changes(self) -> Iterator[str]:
         for name, method in _callables_of(self._class).items():

@@ -1,5 +1,4 @@
-"""The weight patches of a MODEL, as its ranks get them: LoRA, bypass LoRA, and those of a conditioning's hooks; and the
-shapes that they give to weights."""
+"""The weight patches of a MODEL, as its ranks get them, and the shapes that they give to weights."""
 
 from __future__ import annotations
 
@@ -14,10 +13,8 @@ from parallel_runtime.patching.patch_data import NO_PATCHES, Encoder, PatchSet, 
 from .comfyui_code import comfyui_code
 from .untouched import Untouched
 
-_BYPASS = "BypassInjectionManager.create_injections.<locals>."
-"""What the functions are called in that ComfyUI's bypass LoRA puts into a MODEL's injections."""
-_MOST_SETS = 64
-"""Of the hooks of a run: a keyframe's strength is one more."""
+_BYPASS = "BypassInjectionManager.create_injections.<locals>."  # injections of ComfyUI's bypass LoRA
+_MOST_SETS = 64  # of the hooks of a run: a keyframe's strength is one more
 
 
 class PatchReader:
@@ -75,10 +72,9 @@ def _managers(injections: Sequence[Any]) -> Iterator[Any]:
 
 
 class PatchedShapes:
-    """The weights of a model on the meta device, some of them in another shape for a while: FLUX's Canny and Depth LoRA
-    widen the first layer, and ComfyUI reads from that weight how many channels it is to concatenate to the latent. That
-    is no change of another node, as `untouched` is told. The model has this, and this does not have the model, which is
-    to go with the last reference to it."""
+    """The weights of a model on the meta device, some of them in another shape: FLUX's Canny and Depth LoRA widen the
+    first layer, from which ComfyUI reads how many channels it is to concatenate to the latent. `untouched` is told. Has
+    no reference to the model, which is to go with the last one."""
 
     def __init__(self, untouched: Untouched):
         self._untouched = untouched

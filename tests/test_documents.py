@@ -86,12 +86,10 @@ LARGEST_PICTURE = 400_000
 
 @dataclass(frozen=True)
 class Node:
-    """A node's texts as its schema has them; inputs are name -> tooltip, outputs are tooltips."""
+    """A node's inputs and number of outputs, as its schema has them: its texts are those of locales/en."""
 
-    display_name: str
-    description: str
-    inputs: dict[str, str | None]
-    outputs: list[str | None]
+    inputs: list[str]
+    outputs: int
 
 
 def read_nodes() -> dict[str, Node]:
@@ -113,17 +111,9 @@ def read_nodes() -> dict[str, Node]:
     nodes = {}
     for call in calls:
         given: dict[str, Any] = {keyword.arg or "": keyword.value for keyword in call.keywords}
-        nodes[ast.literal_eval(given["node_id"])] = Node(
-            ast.literal_eval(given["display_name"]),
-            ast.literal_eval(given["description"]),
-            {ast.literal_eval(entry.args[0]): _tooltip(entry) for entry in entries(given["inputs"])},
-            [_tooltip(entry) for entry in given["outputs"].elts],
-        )
+        inputs = [ast.literal_eval(entry.args[0]) for entry in entries(given["inputs"])]
+        nodes[ast.literal_eval(call.args[0])] = Node(inputs, len(given["outputs"].elts))
     return nodes
-
-
-def _tooltip(call: ast.Call) -> str | None:
-    return next((ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg == "tooltip"), None)
 
 
 NODES = read_nodes()
@@ -269,25 +259,17 @@ def test_messages_that_are_explained_are_messages_of_the_code():
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_node_and_input_has_its_texts(language):
-    texts = load_locale(language, "nodeDefs")
+    texts, english = load_locale(language, "nodeDefs"), load_locale("en", "nodeDefs")
     assert set(texts) == set(NODES)
     for name, node in NODES.items():
-        assert list(texts[name]["inputs"]) == list(node.inputs), name
-        assert list(texts[name]["outputs"]) == [str(index) for index in range(len(node.outputs))], name
-        entries = [*texts[name]["inputs"].values(), *texts[name]["outputs"].values()]
-        told = [*node.inputs.values(), *node.outputs]
+        assert list(texts[name]["inputs"]) == node.inputs, name
+        assert list(texts[name]["outputs"]) == [str(index) for index in range(node.outputs)], name
+        entries, told = ([*each[name]["inputs"].values(), *each[name]["outputs"].values()] for each in (texts, english))
         assert texts[name]["display_name"]
         assert texts[name]["description"]
-        assert [bool(entry.get("tooltip")) for entry in entries] == [bool(tooltip) for tooltip in told], name
+        assert [bool(entry.get("tooltip")) for entry in entries] == [bool(entry.get("tooltip")) for entry in told], name
         assert all(entry["name"] for entry in texts[name]["inputs"].values())
-
-
-def test_the_english_texts_are_those_of_the_nodes():
-    for name, texts in load_locale("en", "nodeDefs").items():
-        node = NODES[name]
-        assert (texts["display_name"], texts["description"]) == (node.display_name, node.description)
-        assert {key: entry.get("tooltip") for key, entry in texts["inputs"].items()} == node.inputs
-        assert [entry["tooltip"] for entry in texts["outputs"].values()] == node.outputs
+        assert all(entry["tooltip"] for entry in texts[name]["outputs"].values())
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -354,7 +336,7 @@ def test_every_setting_has_one_name_everywhere():
 def test_every_node_has_a_help_page_that_explains_every_input(name, language):
     page = (HELP / name / f"{language}.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `")]
-    assert [row.split("`")[1] for row in rows] == list(NODES[name].inputs)
+    assert [row.split("`")[1] for row in rows] == NODES[name].inputs
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -406,7 +388,7 @@ def test_templates_say_where_each_file_is_to_be_had(path):
 def test_templates_give_every_input_of_the_configuration_a_value(path):
     nodes = json.loads(path.read_text(encoding="utf-8"))["nodes"]
     for config in (node for node in nodes if node["type"] == "ParallelConfig"):
-        assert list(config["widgets_values_named"]) == list(NODES["ParallelConfig"].inputs)
+        assert list(config["widgets_values_named"]) == NODES["ParallelConfig"].inputs
         assert config["widgets_values"] == list(config["widgets_values_named"].values())
 
 

@@ -14,16 +14,13 @@ import msgspec
 from parallel_runtime.requests.answers import PlanDetails
 
 MOST_RUNS = 20
-COMPARED_SECONDS = 3600.0
-"""A run on one GPU that is older is compared with no other: the machine may be another by now."""
-MOST_SPANS = 400
-"""Of a time line; of a longer prompt the last steps become one span."""
+COMPARED_SECONDS = 3600.0  # a run on one GPU that is older is compared with no other: the machine may be another by now
+MOST_SPANS = 400  # of a time line; of a longer prompt the last steps become one span
 
 
 @dataclass(frozen=True)
 class Span:
-    """A part of a prompt's time, in seconds since the epoch, with the node where it was shown. `what` is a reason of
-    `Wait`, or "load", "step", "compile"."""
+    """A part of a prompt's time, in seconds since the epoch: a reason of `Wait`, "load", "step" or "compile"."""
 
     what: str
     node: str
@@ -33,26 +30,18 @@ class Span:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One sampling run.
-
-    Args:
-        steps: 0 where that is not known.
-        step_seconds: mean without the first one; None where there was only one.
-        one_gpu_seconds: of the last run on one rank that was alike; None where there was none.
-        ended: seconds since the epoch.
-        obstacles: why its loop went step by step; empty where the pool ran it.
-    """
+    """One sampling run, which ended so many seconds after the epoch."""
 
     model: str
     node: str
     plan: str
     latent: tuple[int, ...]
-    steps: int
-    step_seconds: float | None
-    one_gpu_seconds: float | None
+    steps: int  # 0 where that is not known
+    step_seconds: float | None  # mean without the first one; None where there was only one
+    one_gpu_seconds: float | None  # of the last run on one rank that was alike
     details: PlanDetails | None
     ended: float
-    obstacles: tuple[str, ...] = ()
+    obstacles: tuple[str, ...] = ()  # why its loop went step by step; empty where the pool ran it
 
     @property
     def speedup(self) -> float | None:

@@ -1,5 +1,4 @@
-"""All pools of this ComfyUI as plain data, and as a text for bug reports: devices, models, memory, what goes on, what
-ran, ends of the logs. Waits for no job, and says nothing that is secret or names a person."""
+"""All pools of this ComfyUI as plain data, and as a text for bug reports. Waits for no job, and says nothing secret."""
 
 from __future__ import annotations
 
@@ -28,19 +27,16 @@ if TYPE_CHECKING:
     from workers.client.requests import VaeRequest
     from workers.wire.protocol import Status
 
-VERSION = 1
-"""Of the answer's form; a field may be added without another number."""
+VERSION = 1  # of the answer's form; a field may be added without another number
 ANSWER_SECONDS = 1.0
 _PACKAGES = ("torch", "safetensors", "msgspec", "nvidia-ml-py", "comfyui-frontend-package")
-_LINES = 60
-"""Of each log in a bug report."""
-_NAMED = re.compile(
-    r"(?i)\b([\w-]*(?:secret|token(?!s)|password|passwd|api[_-]?key)[\w-]*[\"']?\s*[=:]\s*[\"']?)[^\s\"']+"
+_LINES = 60  # of each log in a bug report
+_SECRETS = (
+    re.compile(r"(?i)\b([\w-]*(?:secret|token(?!s)|password|passwd|api[_-]?key)[\w-]*[\"']?\s*[=:]\s*[\"']?)[^\s\"']+"),
+    re.compile(r"(?i)\b((?:bearer|basic)\s+)[\w.~+/=-]{8,}"),
+    re.compile(r"(://[^\s/:@]*:)[^\s/@]+(?=@)"),  # of an address
+    re.compile(r"\b(hf_|sk-|ghp_|github_pat_)[\w-]{16,}"),  # what such keys begin with, whatever stands before
 )
-_AUTHORIZATION = re.compile(r"(?i)\b((?:bearer|basic)\s+)[\w.~+/=-]{8,}")
-_IN_ADDRESS = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(?=@)")
-_KEYS = re.compile(r"\b(hf_|sk-|ghp_|github_pat_)[\w-]{16,}")  # what such keys begin with, whatever stands before
-_SECRETS = (_NAMED, _AUTHORIZATION, _IN_ADDRESS, _KEYS)
 
 
 def read_status() -> dict[str, Any]:
@@ -54,7 +50,7 @@ def read_status() -> dict[str, Any]:
     return {
         "version": VERSION,
         "pools": list(map(_pool, pools, processes)),
-        "gpus": read_gpus({process.pid for several in processes for process in several}, held),
+        "gpus": read_gpus({pid for several in processes for pid in several}, held),
         "host": {"total": memory.total, "available": memory.available, "comfyui": own.rss},
         "notes": [note.to_data() for note in host_notes()],
         **HISTORY.to_mapping(),
@@ -77,22 +73,24 @@ def write_diagnostics() -> str:
     return clean("\n".join(lines))
 
 
-def _processes(pool: PoolClient) -> list[psutil.Process]:
-    """Of a pool that runs: its supervisor, and all below it."""
-    running = pool.pool
+def _processes(pool: PoolClient) -> dict[int, int]:
+    """Of a pool that runs, its supervisor and all below it: process -> bytes on the host."""
+    running, found = pool.pool, {}
     if running is None or not running.alive:
-        return []
+        return {}
     with contextlib.suppress(psutil.Error):
         supervisor = psutil.Process(running.pid)
-        return [supervisor, *supervisor.children(recursive=True)]
-    return []
+        for process in (supervisor, *supervisor.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # it ended meanwhile
+                found[process.pid] = process.memory_info().rss
+    return found
 
 
 def _held(pool: PoolClient) -> int:
     return sum(model.bytes for model in pool.models) + sum(map(pool.held_bytes, pool.vaes))
 
 
-def _pool(pool: PoolClient, processes: Sequence[psutil.Process]) -> dict[str, Any]:
+def _pool(pool: PoolClient, processes: Mapping[int, int]) -> dict[str, Any]:
     running, wait = pool.pool, pool.waits_for
     status: Status | None = None
     with contextlib.suppress(ParallelError):  # it died at this moment
@@ -100,6 +98,7 @@ def _pool(pool: PoolClient, processes: Sequence[psutil.Process]) -> dict[str, An
     death = running.death() if running is not None and not running.alive else None
     state = status.state if status is not None else "off" if death is None else "dead"
     works = state not in ("off", "dead", "idle")
+    pids, devices = (status.pids, status.devices) if status is not None else ({}, {})
     return {
         "name": str(pool.spec),
         "kind": pool.spec.device_type,
@@ -110,8 +109,8 @@ def _pool(pool: PoolClient, processes: Sequence[psutil.Process]) -> dict[str, An
         "doing": {"what": wait.reason, "done": wait.done, "total": wait.total} if works else None,
         "error": clean(str(death)) if death is not None else None,
         "error_said": _cleaned(death.said.to_data()) if death is not None else None,
-        "ranks": _ranks(status),
-        "host_bytes": _resident_bytes(processes),
+        "ranks": [{"rank": rank, "pid": pid, "device": devices.get(rank)} for rank, pid in sorted(pids.items())],
+        "host_bytes": sum(processes.values()),
         "models": [*_models(pool.models), *(_vae(vae, pool.held_bytes(vae)) for vae in pool.vaes)],
         "plan": pool.ran.plan if pool.ran is not None else "",
         "plan_said": pool.ran.plan.to_data() if pool.ran is not None else None,
@@ -136,32 +135,22 @@ def _cleaned(data: Any) -> Any:
     return [_cleaned(value) for value in data]
 
 
-def _ranks(status: Status | None) -> list[dict[str, Any]]:
-    if status is None:
-        return []
-    return [{"rank": rank, "pid": pid, "device": status.devices.get(rank)} for rank, pid in sorted(status.pids.items())]
-
-
 def _models(known: Sequence[KnownModel]) -> list[dict[str, Any]]:
     """Each file once: several configurations of it have the same weights."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for model in map(_model, known):
-        key = model["name"], model["dtype"]
-        if key not in found or model["state"] == "resident":
-            found[key] = model
+    for model in known:
+        key = name, dtype = Path(model.request.path).name, model.request.dtype
+        if key not in found or model.bytes:
+            found[key] = {
+                "name": name,
+                "family": model.loaded.family,
+                "dtype": dtype,
+                "state": "resident" if model.bytes else "parked",
+                "bytes_per_rank": model.bytes or model.loaded.bytes_per_rank,
+                "foreseen": model.loaded.explanation,
+                "details": msgspec.to_builtins(model.loaded.details),
+            }
     return list(found.values())
-
-
-def _model(model: KnownModel) -> dict[str, Any]:
-    return {
-        "name": Path(model.request.path).name,
-        "family": model.loaded.family,
-        "dtype": model.request.dtype,
-        "state": "resident" if model.bytes else "parked",
-        "bytes_per_rank": model.bytes or model.loaded.bytes_per_rank,
-        "foreseen": model.loaded.explanation,
-        "details": msgspec.to_builtins(model.loaded.details),
-    }
 
 
 def _vae(vae: VaeRequest, size: int) -> dict[str, Any]:
@@ -170,17 +159,14 @@ def _vae(vae: VaeRequest, size: int) -> dict[str, Any]:
 
 
 def read_gpus(pool_pids: Collection[int], held: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Every GPU that ComfyUI sees, `index` as CUDA, and so ComfyUI, counts, and in bytes its `total` and `share_out`;
-    `held` are the bytes of weights that a rank has on each."""
+    """Every GPU by CUDA's index, and its `share_out`, in bytes; `held` are those of a rank's weights on each."""
     import torch
 
     from workers.driver import list_gpus, processes_by_gpu
 
     if not torch.cuda.is_available():
         return []
-    driver = {gpu.uuid: gpu for gpu in list_gpus()}
-    processes = processes_by_gpu()
-    found = []
+    driver, processes, found = {gpu.uuid: gpu for gpu in list_gpus()}, processes_by_gpu(), []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         uuid = str(getattr(properties, "uuid", ""))
@@ -194,23 +180,11 @@ def read_gpus(pool_pids: Collection[int], held: Mapping[int, int]) -> list[dict[
 def share_out(
     used: int, by_process: Mapping[int, int], pool_pids: Collection[int], own_pid: int, known: tuple[int, int]
 ) -> dict[str, int]:
-    """Whose the used bytes of a GPU are: `pool`, `comfyui`, and `others`, what the driver needs itself included.
-    `exact` where the driver knows these processes, as `by_process` tells (process -> bytes). In a container it often
-    does not; then pool and ComfyUI are what they know of themselves, `known`, and the rest counts as others'."""
+    """Whose the used bytes of a GPU are; what the driver needs itself counts as others'. `exact` by the driver's bytes
+    of each process; in a container it often has none of these, and `known` is what pool and ComfyUI know themselves."""
     exact = own_pid in by_process or any(pid in by_process for pid in pool_pids)
     if exact:
-        pool = sum(size for pid, size in by_process.items() if pid in pool_pids)
-        comfyui = by_process.get(own_pid, 0)
-    else:
-        pool, comfyui = known
-    pool = min(pool, used)
-    comfyui = min(comfyui, used - pool)
+        known = (sum(size for pid, size in by_process.items() if pid in pool_pids), by_process.get(own_pid, 0))
+    pool = min(known[0], used)
+    comfyui = min(known[1], used - pool)
     return {"pool": pool, "comfyui": comfyui, "others": used - pool - comfyui, "exact": exact}
-
-
-def _resident_bytes(processes: Sequence[psutil.Process]) -> int:
-    size = 0
-    for process in processes:
-        with contextlib.suppress(psutil.Error):  # it ended meanwhile
-            size += process.memory_info().rss
-    return size

@@ -133,7 +133,7 @@ def _pair(network: Any, width: dict[str, Any]) -> tuple[torch.nn.Module, torch.n
     assert data is not None
     source = real_weights.Source(now, None)
     real_weights.give_weights(twin, source)
-    real_weights.LayersHere(data.run_outside, source).put_into(twin)
+    real_weights.run_here(twin, data.run_outside, source)
 
     def load(*_: Any) -> Any:
         return SimpleNamespace(model=SimpleNamespace(diffusion_model=deepcopy(whole)))

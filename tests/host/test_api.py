@@ -90,6 +90,21 @@ def test_a_restart_gives_other_processes_and_the_next_prompt_works(host):
     assert host.run(replace(WORKFLOW, seed=405).prompt()).error is None
 
 
+def test_the_nodes_say_their_english_texts_to_every_client(host):
+    infos = host.get("/object_info")
+    for name, texts in json.loads((PACK_ROOT / "locales" / "en" / "nodeDefs.json").read_text(encoding="utf-8")).items():
+        inputs = {
+            key: given for part in ("required", "optional") for key, given in infos[name]["input"].get(part, {}).items()
+        }
+        said = {key: given[1].get("tooltip") for key, given in inputs.items()}
+        assert said == {key: entry.get("tooltip") for key, entry in texts["inputs"].items()}
+        assert infos[name]["output_tooltips"] == [entry["tooltip"] for entry in texts["outputs"].values()]
+        assert (infos[name]["display_name"], infos[name]["description"]) == (
+            texts["display_name"],
+            texts["description"],
+        )
+
+
 @pytest.mark.slow
 def test_other_sites_are_refused_wrong_requests_are_told_and_nothing_is_secret(host):
     def post(path: str, text: str, method: str = "POST", **headers: str) -> tuple[int, str]:

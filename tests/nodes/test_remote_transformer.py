@@ -227,7 +227,7 @@ def test_the_running_node_shows_how_long_the_ranks_have_compiled(in_pool):
             remote.forward(make_call(x), never)
             shown.append("step")
 
-    remote.notices.waits.model = "flux.safetensors"
+    remote.notices.model = "flux.safetensors"
     pool.compiles = (100.0, 100.1, 101.0, 101.1, 142.0)  # two ranks, one of them for longer
     compute()
     compute()

@@ -7,7 +7,7 @@ import time
 from nodes.panel import settings
 from nodes.panel.run_history import RunHistory, RunRecord, Span
 from nodes.panel.settings import language_of, read_settings
-from nodes.run_notices import RunNotices, WaitNotices
+from nodes.run_notices import RunNotices
 from parallel_runtime.requests.answers import Finished, PlanDetails
 from parallel_runtime.said import Said
 from workers.client.life import Wait
@@ -19,23 +19,32 @@ class Node:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.bars: list[float] = []
-        self.spans: list[tuple[str, float, float]] = []
         self.now = 0.0
-        self.notices = WaitNotices(
+        self.waits_for = Wait()
+        self.history = RunHistory()
+        self.notices = RunNotices(
             self.texts.append,
-            lambda done, total: self.bars.append(done / total),
-            lambda *span: self.spans.append(span),
             lambda: self.now,
+            move_bar=lambda done, total: self.bars.append(done / total),
+            history=self.history,
         )
 
+    def begin(self, doing: str) -> None:
+        self.ask = self.notices.watching(self, lambda: False, doing)
+
     def wait(self, *moments: tuple[float, Wait]) -> None:
-        for self.now, wait in moments:
-            self.notices.about(wait)
+        for self.now, self.waits_for in moments:
+            assert not self.ask()
+
+    def spans(self) -> list[tuple[str, float, float]]:
+        """What went on, in seconds since the first of it."""
+        first = self.history.spans[0].begin
+        return [(span.what, round(span.begin - first, 3), round(span.end - first, 3)) for span in self.history.spans]
 
 
 def test_a_start_a_load_and_a_measurement_are_told_in_their_order_with_a_bar_of_bytes():
     node = Node()
-    node.notices.begin("load")
+    node.begin("load")
     node.wait(
         (0.0, Wait("start", 0, 2)),
         (0.3, Wait("start", 0, 2)),
@@ -56,12 +65,17 @@ def test_a_start_a_load_and_a_measurement_are_told_in_their_order_with_a_bar_of_
     node.wait((9.0, Wait("measuring")), (11.5, Wait("measuring")))
     assert node.texts[-1] == "Measuring kernels and links, once for this machine (2 s)."
     node.notices.end()
-    assert node.spans[1:] == [("start", 0.0, 6.0), ("load", 6.0, 7.0), ("weights", 7.0, 9.0), ("measuring", 9.0, 11.5)]
+    assert node.spans()[1:] == [
+        ("start", 0.0, 6.0),
+        ("load", 6.0, 7.0),
+        ("weights", 7.0, 9.0),
+        ("measuring", 9.0, 11.5),
+    ]
 
 
 def test_a_quick_step_says_nothing_and_a_long_one_says_so_before_half_a_second_is_over():
     node = Node()
-    node.notices.begin("step")
+    node.begin("step")
     node.wait((0.05, Wait()), (0.35, Wait()))
     assert node.texts == []
     node.wait((0.45, Wait()))
@@ -70,10 +84,10 @@ def test_a_quick_step_says_nothing_and_a_long_one_says_so_before_half_a_second_i
 
 def test_what_is_said_of_a_wait_goes_with_it():
     node = Node()
-    node.notices.begin("step")
+    node.begin("step")
     node.wait((0.0, Wait("compile")), (9.0, Wait("compile")))
     node.notices.end()
-    node.notices.begin("step")
+    node.begin("step")
     node.wait((9.1, Wait()), (9.2, Wait()))
     assert node.texts[1:] == ["Compiling , once per machine: 9 s.", "Computing (0 s)."]
 
