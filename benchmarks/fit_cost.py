@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from parallel_runtime.config import AXES, ParallelPlan
-from parallel_runtime.planning.cost import Cost, predict
+from parallel_runtime.planning.cost import Cost, PlannedStep
 from parallel_runtime.requests.facts import GIB, HOST_MEMORY, NVLINK, known_gpu
 
 from .flux_facts import FLUX_DEV, flux_request
@@ -70,7 +70,7 @@ class Measured:
     def _cost(self) -> Cost:
         machine = known_gpu(self.gpu, 0, NVLINK if self.p2p else HOST_MEMORY)
         request = replace(flux_request(self.size), steps=self.steps)
-        return predict(self.plan, FLUX_DEV, request, machine, self.compiled)
+        return PlannedStep(self.plan, FLUX_DEV, request, machine, self.compiled).cost()
 
     def error(self) -> float:
         """Predicted over measured, less one."""
@@ -169,7 +169,7 @@ def memory_table() -> str:
     for stages in (2, 4, 8):
         for size in (1024, 2048):
             plan = ParallelPlan(pipe=stages, patches=stages, warmup_steps=1)
-            cost = predict(plan, FLUX_DEV, flux_request(size), known_gpu("H200", 0, NVLINK), True)
+            cost = PlannedStep(plan, FLUX_DEV, flux_request(size), known_gpu("H200", 0, NVLINK), True).cost()
             sizes = (cost.weight_bytes, cost.buffer_bytes, cost.bytes)
             lines.append(f"| {stages} | {size}² | {' | '.join(f'{each / GIB:.1f} GiB' for each in sizes)} |")
     return "\n".join(lines)

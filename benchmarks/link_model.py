@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from parallel_runtime.config import ParallelConfig, ParallelPlan
 from parallel_runtime.planning import cost_constants as fitted
-from parallel_runtime.planning.cost import Cost, predict
+from parallel_runtime.planning.cost import Cost, PlannedStep
 from parallel_runtime.planning.plan import choose
 from parallel_runtime.planning.wish import Wish
 from parallel_runtime.requests.facts import (
@@ -158,7 +158,7 @@ class Split:
 
     def _cost(self, count: int) -> Cost:
         request = replace(self.job.request, batch=1)
-        return predict(ParallelPlan(ulysses=count), self.job.model, request, self._machine, compiled=True)
+        return PlannedStep(ParallelPlan(ulysses=count), self.job.model, request, self._machine, compiled=True).cost()
 
     def _of_block(self) -> tuple[float, float, float, float]:
         """Seconds of a block on one of the cards: the way of an activation of its tokens, the products that make

@@ -21,7 +21,7 @@ from .transformer_call import TransformerCall
 from .transportable import travelling
 
 if TYPE_CHECKING:
-    from parallel_runtime.requests.answers import Loaded
+    from parallel_runtime.requests.requests import Loaded
     from workers.client.client import LoopRequest, ModelRequest, PoolClient
 
 _USED: WeakValueDictionary[str, RemoteTransformer] = WeakValueDictionary()

@@ -12,7 +12,7 @@ from .panel.run_history import HISTORY, RunHistory, RunRecord, Span
 from .transportable import listed
 
 if TYPE_CHECKING:
-    from parallel_runtime.requests.answers import Finished, PlanDetails
+    from parallel_runtime.requests.requests import Finished, PlanDetails
     from workers.client.client import PoolClient
     from workers.client.life import Wait
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from parallel_runtime.requests.answers import PlanDetails
+from parallel_runtime.requests.requests import PlanDetails
 
 MOST_RUNS = 20
 COMPARED_SECONDS = 3600.0  # a run on one GPU that is older is compared with no other: the machine may be another by now

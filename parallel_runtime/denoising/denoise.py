@@ -6,38 +6,65 @@ along: what is asked for is used or refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ..errors import RequestError
+from ..mesh.agreement import of_first_rank
 from ..requests.conditioning import Conditioning
 from ..requests.control import Cancelled, Control
 from ..requests.requests import Sample, concat_name, share_name
 from ..sampling.denoiser import PREDICTIONS, Denoiser, Inpaint, Predict, check_guidance
-from ..sampling.own_timesteps import OwnTimestep
+from ..sampling.own_timesteps import FIRST, OwnTimestep
 from ..sampling.samplers import SAMPLERS, run_steps
-from .evaluation import Evaluation, Told
-from .predict import Predictor
+from .predict import Call, Predictor
 
-Tensors = Mapping[str, torch.Tensor]
-INPAINT = ("mask", "latent_image", "noise")
-"""Tensors of a noise mask."""
+Tensors = Mapping[str, Tensor]
+INPAINT = ("mask", "latent_image", "noise")  # tensors of a noise mask
+Told = Callable[[int, Tensor], None]
+"""(index of a step, its denoised latent), once a step; what it raises ends the run, on all ranks."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Called with (latent, timestep) for all branches, conditionings in the order of the request; see
+    `sampling.denoiser.Predict`."""
+
+    loop: Loop
+    predictor: Predictor
+    branches: Sequence[Conditioning]
+    tensors: Tensors
+
+    def __call__(self, x: Tensor, timestep: Tensor) -> list[Tensor]:
+        return self.some(x, timestep, list(enumerate(self.branches)))
+
+    def some(self, x: Tensor, timestep: Tensor, branches: Sequence[tuple[int, Conditioning]]) -> list[Tensor]:
+        """An output for each of these: a branch's place in the request, and what the transformer is told of it."""
+        inputs, calls = self.loop.model_inputs(self.agreed(x), self.tensors), []
+        own_timesteps = self.loop.own_timesteps(self.tensors)
+        for place, conditioning in branches:
+            made = {name: own.at(timestep) for name, own in own_timesteps[place].items()}
+            first = made.pop(FIRST, timestep)
+            if made:
+                conditioning = Conditioning({**conditioning.arguments, **made}, conditioning.shared)
+            calls.append(Call(inputs[place], first, conditioning))
+        return [output.float() for output in self.predictor(calls)]
+
+    def agreed(self, tensor: Tensor) -> Tensor:
+        """The same bytes on all ranks: the first one's."""
+        return of_first_rank(tensor, self.predictor.mesh) if self.loop.unlike else tensor
 
 
 class Loop:
-    """A loop of a request, whoever steps: what it evaluates, and whom it tells.
-
-    Args:
-        request: what was asked for.
-        dtype: the transformer's; the latent itself stays float32, as in ComfyUI.
-        unlike: the ranks' devices are of several kinds. The same on all ranks: it leads to collectives.
-    """
+    """A loop of a request, whoever steps: what it evaluates, and whom it tells. `dtype` is the transformer's; the
+    latent itself stays float32, as in ComfyUI. `unlike`: the ranks' devices are of several kinds, for all ranks alike,
+    as it leads to collectives."""
 
     def __init__(self, request: Sample, dtype: torch.dtype, unlike: bool = False):
-        self.request = request
-        self.dtype = dtype
-        self.unlike = unlike
+        self.request, self.dtype, self.unlike = request, dtype, unlike
 
     def check(self, tensors: Tensors, device: torch.device) -> None:
         """Refuse what would only fail in the loop, by its shapes: RequestError with the part that does not have what it
@@ -55,9 +82,9 @@ class Loop:
         for channels in self._fixed_channels(tensors):
             if (*channels.shape[:1], *channels.shape[2:]) != (*x[:1], *x[2:]):
                 raise _unfit("fixed channels", [channels.shape], x)
-        for own in (own for named in self._own_timesteps(tensors) for own in named.values()):
-            if own.share.shape[:1] != x[:1]:
-                raise _unfit("own timesteps", [own.share.shape], x)
+        for share in (own.share for named in self.own_timesteps(tensors) for own in named.values()):
+            if share.shape[:1] != x[:1]:
+                raise _unfit("own timesteps", [share.shape], x)
 
     def _names(self) -> list[str]:
         """Of the tensors that the request says come with it."""
@@ -66,9 +93,7 @@ class Loop:
         shares = [share_name(index, name) for index, name, _ in request.own_timesteps]
         return ["sigmas", "timesteps", *(INPAINT if request.inpaint else ()), *channels, *shares]
 
-    def run(
-        self, predictor: Predictor, branches: Sequence[Conditioning], tensors: Tensors, control: Control
-    ) -> torch.Tensor:
+    def run(self, predictor: Predictor, branches: Sequence[Conditioning], tensors: Tensors, control: Control) -> Tensor:
         """Return the finished latent (B, C, ...) float32; Cancelled on all ranks before the same step.
 
         Every rank holds the whole latent and takes every step itself, from predictions that are the same bytes on
@@ -77,24 +102,20 @@ class Loop:
         what counts at the end. What the others make of theirs goes nowhere.
         """
         total = len(tensors["sigmas"]) - 1
-        own = self._own_timesteps(tensors)
-        evaluate = Evaluation(predictor, branches, own, lambda x: self.model_inputs(x, tensors), self.unlike)
 
-        def on_step(index: int, denoised: torch.Tensor) -> None:
+        def on_step(index: int, denoised: Tensor) -> None:
             # Nodes with an output for the denoised latent want the last one, previews or not.
             control.progress(index, total, denoised if self.request.preview or index == total - 1 else None)
             if control.all_stop(predictor.mesh.members):
                 raise Cancelled
 
-        return self._steps(evaluate, tensors, on_step)
+        return self._steps(Evaluation(self, predictor, branches, tensors), tensors, on_step)
 
-    def model_inputs(self, x: torch.Tensor, tensors: Tensors) -> list[torch.Tensor]:
+    def model_inputs(self, x: Tensor, tensors: Tensors) -> list[Tensor]:
         """One input of the transformer per CFG branch, in its dtype: x, and the branch's fixed channels after it."""
         seen = x.to(self.dtype)
-        fixed = self._fixed_channels(tensors)
-        if not fixed:
-            return [seen] * len(self.request.branches)
-        return [torch.cat([seen, channels.to(seen)], dim=1) for channels in fixed]
+        fixed = [torch.cat([seen, channels.to(seen)], dim=1) for channels in self._fixed_channels(tensors)]
+        return fixed or [seen] * len(self.request.branches)
 
     def inpaint(self, tensors: Tensors) -> Inpaint | None:
         """The noise mask, if there is one."""
@@ -103,18 +124,18 @@ class Loop:
         mask, latent_image, noise = (tensors[name] for name in INPAINT)
         return Inpaint(mask, latent_image, noise, self.request.inpaint_clean)
 
-    def _fixed_channels(self, tensors: Tensors) -> list[torch.Tensor]:
+    def _fixed_channels(self, tensors: Tensors) -> list[Tensor]:
         branches = self.request.branches if self.request.concat else ()
         return [tensors[concat_name(branch.index)] for branch in branches]
 
-    def _own_timesteps(self, tensors: Tensors) -> list[dict[str, OwnTimestep]]:
+    def own_timesteps(self, tensors: Tensors) -> list[dict[str, OwnTimestep]]:
         """By name for each branch; empty where all is told the loop's own."""
         found: dict[int, dict[str, OwnTimestep]] = {branch.index: {} for branch in self.request.branches}
         for index, name, begin in self.request.own_timesteps:
             found[index][name] = OwnTimestep(tensors[share_name(index, name)], begin)
         return list(found.values())
 
-    def _steps(self, evaluate: Evaluation, tensors: Tensors, on_step: Told) -> torch.Tensor:
+    def _steps(self, evaluate: Evaluation, tensors: Tensors, on_step: Told) -> Tensor:
         """Take all steps."""
         raise NotImplementedError
 
@@ -136,13 +157,10 @@ class Denoising(Loop):
         self.sampler = SAMPLERS[request.sampler]
         self.prediction = PREDICTIONS[request.prediction]
 
-    def _steps(self, evaluate: Evaluation, tensors: Tensors, on_step: Told) -> torch.Tensor:
+    def _steps(self, evaluate: Evaluation, tensors: Tensors, on_step: Told) -> Tensor:
+        denoiser = self.denoiser(evaluate, tensors)
         return run_steps(
-            self.sampler,
-            self.denoiser(evaluate, tensors),
-            tensors["x"],
-            tensors["sigmas"],
-            lambda evaluation, denoised: on_step(evaluation.index, denoised),
+            self.sampler, denoiser, tensors["x"], tensors["sigmas"], lambda step, latent: on_step(step.index, latent)
         )
 
     def denoiser(self, predict: Predict, tensors: Tensors) -> Denoiser:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import RequestError
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.live_patches import make_guidance
 from ..networks.comfyui.node_rules import AROUND_GUIDER, CFG, GUIDER_RULES
 from ..requests.comfyui_code import Guider, HostLoop, Scalar, sampling_name
+from ..requests.conditioning import BRANCHES, OPTIONS, Conditioning
+from ..requests.patches import CARRIED, REPLACED
 from ..requests.requests import Sample
 from ..sampling.denoiser import Inpaint, check_guidance
-from .denoise import Loop
-from .evaluation import Asked, Evaluation, Told
+from .denoise import Evaluation, Loop, Told
 
 _ADAPTIVE = "dpm_adaptive"
 _WRAPPERS, _REPLACED = "wrappers", "patches_replace"
+_Cond = list[dict[str, Any]]  # a conditioning of ComfyUI's, of one part
+_Replaced = Sequence[tuple[str, Any, Any]]  # what stands for parts of the network: (kind, key, patch) each
 
 
 class HostDenoising(Loop):
@@ -43,7 +46,7 @@ class HostDenoising(Loop):
             check_guidance(len(request.branches), request.cfg)
         make_guidance(host.guidance, None)
 
-    def check(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    def check(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         """Also refuse noise that ComfyUI would draw on another kind of device: samplers draw it where the latent is."""
         super().check(tensors, device)
         if device.type != self._host.noise_device:
@@ -52,13 +55,13 @@ class HostDenoising(Loop):
             raise RequestError(text, fix, noise_device=self._host.noise_device, device=device)
         self._make_sampling(tensors)
 
-    def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
+    def _steps(self, evaluate: Evaluation, tensors: Mapping[str, Tensor], on_step: Told) -> Tensor:
         sampling = self._make_sampling(tensors)
         model = GuidedModel(self._guider, evaluate, sampling, self.inpaint(tensors), tensors["sigmas"])
         guidance = make_guidance(self._host.guidance, sampling)
         return model.sample(self._function, self._host, tensors["x"], guidance, on_step)
 
-    def _make_sampling(self, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    def _make_sampling(self, tensors: Mapping[str, Tensor]) -> torch.nn.Module:
         held = {name: tensors[sampling_name(name)] for name in self._host.tensors}
         return make_sampling(self._host.bases, self._host.values, held)
 
@@ -88,7 +91,7 @@ class GuidedModel:
     """What ComfyUI's samplers take for the model: called for a denoised latent, and asked for its model sampling. The
     guider is one of `load_guider`, the sigmas are the loop's."""
 
-    def __init__(self, guider: Any, evaluate: Evaluation, sampling: Any, inpaint: Inpaint | None, sigmas: torch.Tensor):
+    def __init__(self, guider: Any, evaluate: Evaluation, sampling: Any, inpaint: Inpaint | None, sigmas: Tensor):
         self._evaluate, self._sampling, self._inpaint, self._sigmas = evaluate, sampling, inpaint, sigmas
         guider.inner_model = SimpleNamespace(model_sampling=sampling)
         objects = partial(getattr, guider.inner_model)
@@ -99,13 +102,8 @@ class GuidedModel:
         self.inner_model = guider
 
     def sample(
-        self,
-        function: Callable[..., torch.Tensor],
-        host: HostLoop,
-        x: torch.Tensor,
-        guidance: Mapping[str, Any],
-        on_step: Told,
-    ) -> torch.Tensor:
+        self, function: Callable[..., Tensor], host: HostLoop, x: Tensor, guidance: Mapping[str, Any], on_step: Told
+    ) -> Tensor:
         """Return the finished latent as ComfyUI's KSAMPLER does, by a `sampler_function`: of x, noised to the first
         sigma, with entries of `model_options` (`guidance`; see live_patches.py)."""
         functions = {name: each for name, each in guidance.items() if name != AROUND_GUIDER}
@@ -116,20 +114,14 @@ class GuidedModel:
             **functions,
         }
         sigmas = self._sigmas.clone()  # UniPC writes into them
+        extra_args = {"model_options": self.inner_model.model_options, "seed": host.seed}
         latent = function(
-            self,
-            x.clone(),
-            sigmas,
-            extra_args={"model_options": self.inner_model.model_options, "seed": host.seed},
-            callback=lambda state: on_step(int(state["i"]), state["denoised"]),
-            disable=True,
-            **host.options,
-        )
+            self, x.clone(), sigmas, extra_args=extra_args, disable=True,
+            callback=lambda state: on_step(int(state["i"]), state["denoised"]), **host.options,
+        )  # fmt: skip
         return self._sampling.inverse_noise_scaling(sigmas[-1], latent)
 
-    def __call__(
-        self, x: torch.Tensor, sigma: torch.Tensor, model_options: Mapping[str, Any], seed: int
-    ) -> torch.Tensor:
+    def __call__(self, x: Tensor, sigma: Tensor, model_options: Mapping[str, Any], seed: int) -> Tensor:
         sigma = self._evaluate.agreed(sigma)  # functions decide by it whether they evaluate once more
         inpaint = self._inpaint
         if inpaint is not None:
@@ -140,38 +132,48 @@ class GuidedModel:
             level = sigma.reshape(-1, *[1] * (x.ndim - 1))
             noised = kept if inpaint.clean else self._sampling.noise_scaling(level, inpaint.noise.clone(), kept)
             x = x * mask + noised * (1.0 - mask)
-        denoised: torch.Tensor = self.inner_model(x, sigma, model_options, seed)
+        denoised: Tensor = self.inner_model(x, sigma, model_options, seed)
         return denoised if inpaint is None else inpaint.after(denoised)
 
     def _predict(
-        self,
-        executor: Any,
-        model: Any,
-        conds: Sequence[list[dict[str, Any]] | None],
-        x: torch.Tensor,
-        sigma: torch.Tensor,
-        model_options: Mapping[str, Any],
-    ) -> list[torch.Tensor]:
+        self, executor: Any, model: Any, conds: Sequence[_Cond | None], x: Tensor, sigma: Tensor, model_options: Any
+    ) -> list[Tensor]:
         """Called by ComfyUI in place of `calc_cond_batch`: a denoised latent for each conditioning, zeros for none."""
         options = {name: each for name, each in model_options["transformer_options"].items() if name != _WRAPPERS}
         inside = options.pop(_REPLACED, {})
         replaced = [(kind, key, patch) for kind, several in inside.items() for key, patch in several.items()]
-        asked = [
-            Asked(cond[0]["branch"], index, cond[0]["model_conds"].keys(), options, replaced)
-            for index, cond in enumerate(conds)
-            if cond is not None
-        ]
-        sampling = self._sampling
-        outputs = self._evaluate.some(sampling.calculate_input(sigma, x), sampling.timestep(sigma).float(), asked)
-        denoised = [torch.zeros_like(x) for _ in conds]
-        for each, output in zip(asked, outputs, strict=True):
-            denoised[each.index] = sampling.calculate_denoised(sigma, output, x)
+        asked: dict[int, tuple[int, Conditioning]] = {}
+        for index, cond in enumerate(conds):
+            if cond is not None:
+                branch = cond[0]["branch"]
+                given, left = self._evaluate.branches[branch], cond[0]["model_conds"].keys()
+                asked[index] = branch, _told(given, left, index, options, replaced)
+        sampling, denoised = self._sampling, [torch.zeros_like(x) for _ in conds]
+        scaled, timestep = sampling.calculate_input(sigma, x), sampling.timestep(sigma).float()
+        outputs = self._evaluate.some(scaled, timestep, list(asked.values()))
+        for index, output in zip(asked, outputs, strict=True):
+            denoised[index] = sampling.calculate_denoised(sigma, output, x)
         return denoised
 
 
-def make_sampling(
-    bases: Sequence[str], values: Mapping[str, Scalar], tensors: Mapping[str, torch.Tensor]
-) -> torch.nn.Module:
+def _told(
+    conditioning: Conditioning, left: Set[str], index: int, options: Mapping[str, Any], replaced: _Replaced
+) -> Conditioning:
+    """What ComfyUI's own network is told of the branch that ComfyUI calls `index` in an evaluation: those arguments
+    that are left, with options and patches for its inside. Diffusers' network reads no options."""
+    arguments = {name: value for name, value in conditioning.arguments.items() if name in left}
+    own: dict[str, Any] | None = arguments.get(OPTIONS)
+    if own is not None and (own.get(BRANCHES) != [index] or options or replaced):
+        arguments[OPTIONS] = {**own, **options, BRANCHES: [index]}
+        if replaced:
+            carried = own.get(CARRIED, {})
+            arguments[OPTIONS][CARRIED] = {**carried, REPLACED: [*carried.get(REPLACED, ()), *replaced]}
+    elif len(arguments) == len(conditioning.arguments):
+        return conditioning
+    return Conditioning(arguments, conditioning.shared)
+
+
+def make_sampling(bases: Sequence[str], values: Mapping[str, Scalar], tensors: Mapping[str, Tensor]) -> torch.nn.Module:
     """A model sampling of ComfyUI's that is made of these classes and holds these values and tensors; RequestError
     where this ComfyUI has no such class."""
     code = importlib.import_module("comfy.model_sampling")
@@ -189,7 +191,7 @@ def make_sampling(
     return made
 
 
-def sampler_function(name: str) -> Callable[..., torch.Tensor]:
+def sampler_function(name: str) -> Callable[..., Tensor]:
     """What a sampler of ComfyUI's list calls; RequestError where this ComfyUI does not have it."""
     code = importlib.import_module("comfy.samplers")
     if name not in code.SAMPLER_NAMES:

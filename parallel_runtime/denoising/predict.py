@@ -33,17 +33,13 @@ class Call:
 
 @dataclass
 class Predictor:
-    """Runs calls on the ranks of one mesh. Every rank of the mesh holds the full inputs and gets the full outputs.
-
-    Args:
-        joined: calls go through one forward where they can, see `merge`. It takes the memory of both.
-        tried: such calls have gone well. In the first one the ranks agree on that, as a model finds what is wrong with
-            a branch by computing it, which another rank may have.
-    """
+    """Runs calls on the ranks of one mesh. Every rank of the mesh holds the full inputs and gets the full outputs."""
 
     transformer: Network
     mesh: Mesh
-    joined: bool = True
+    joined: bool = True  # calls go through one forward where they can, see `merge`. It takes the memory of both
+    # Such calls have gone well. In the first one the ranks agree on that, as a model finds what is wrong with a branch
+    # by computing it, which another rank may have.
     tried: bool = False
 
     def __call__(self, calls: Sequence[Call]) -> list[torch.Tensor]:

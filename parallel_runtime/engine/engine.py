@@ -24,12 +24,9 @@ class Engine(RankState):
     """One rank's engine; what it has from request to request is its state."""
 
     def prepare(self, request: Request, meta: Mapping[str, torch.Tensor], control: Control) -> Prepared:
-        """Validate, plan, load; `meta` are the request's tensors on the meta device.
-
-        Raises:
-            ParallelError: typed, with cause and fix; nothing has changed but which models are on the device.
-            Cancelled: this rank heard of a cancel while it loaded.
-        """
+        """Validate, plan, load; `meta` are the request's tensors on the meta device. ParallelError, typed, with cause
+        and fix: nothing has changed but which models are on the device; Cancelled: this rank heard of one while it
+        loaded."""
         if isinstance(request, Load):
             return prepare_load(self, request, control)
         if isinstance(request, Survey):

@@ -13,23 +13,17 @@ from ..networks.facts import describe_request
 from ..networks.tables.blocks import LATENT_SHAPES
 from ..requests.conditioning import Conditioning, hollow
 from ..requests.facts import RequestFacts, Seen
+from ..requests.trees import map_tensors
 
 
 @dataclass
 class Family:
-    """A family of ComfyUI's networks, which check their arguments themselves.
+    """A family of ComfyUI's networks, which check their arguments themselves."""
 
-    Args:
-        title: how artists call it.
-        patch: latent positions that a token takes, by the last dims of the latent.
-        rows_together: every rank computes all rows of a batch, so that there is one to plan for.
-        joins_text: the text's tokens run through the blocks, too.
-    """
-
-    title: str
-    patch: tuple[int, ...]
-    rows_together: bool = False
-    joins_text: bool = True
+    title: str  # how artists call it
+    patch: tuple[int, ...]  # latent positions that a token takes, by the last dims of the latent
+    rows_together: bool = False  # every rank computes all rows of a batch, so that there is one to plan for
+    joins_text: bool = True  # the text's tokens run through the blocks, too
 
     def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
         """Refuse what the network cannot take, from shapes alone, and return these: RequestError for a text of another
@@ -66,8 +60,6 @@ class DiffusersFamily(Family):
             what = "{title} needs text conditioning of three dimensions."
             raise RequestError(what, "Connect the text encoder that belongs to the model.", title=spec.title)
         conditioning.check_rows(x.shape[0])
-        shapes = conditioning.hollow()
-        timestep = torch.zeros(x.shape[0])
-        arguments = spec.to_transformer(hollow(x), timestep, shapes.context, self._config, **shapes.extras)
-        spec.check_widths(arguments, self._config)
-        return Seen(tuple(conditioning.context.shape), (tuple(x.shape),))
+        shapes, timestep = map_tensors(dict(conditioning.arguments), hollow), torch.zeros(x.shape[0])
+        spec.check_widths(spec.to_transformer(hollow(x), timestep, config=self._config, **shapes), self._config)
+        return Seen(tuple(context.shape), (tuple(x.shape),))

@@ -19,26 +19,16 @@ from ..patching.patch_data import UNPATCHED, WeightPatches
 
 @dataclass(eq=False)
 class LoadedModel:
-    """One life: made without memory, its weights on the device with any patches, parked on the host, gone.
+    """One life: made without memory, its weights on the device with any patches, parked on the host, gone."""
 
-    Args:
-        key: what the weights are read from (files with size and time, dtype, blocks).
-        title: for messages, such as "FLUX.1 in float32".
-        costs: bytes that they take from the device, about.
-        networks: what runs with them, by options.
-        used: when, on the store's clock.
-        runs_need: bytes that its last run was estimated to need beside the weights.
-        unloaded: a request has unloaded it, and nothing of its runs is left. The same on all ranks.
-    """
-
-    key: Hashable
-    title: str
+    key: Hashable  # what the weights are read from (files with size and time, dtype, blocks)
+    title: str  # for messages, such as "FLUX.1 in float32"
     weights: LoadedWeights
-    costs: int
-    networks: dict[tuple[Hashable, ...], Network] = field(default_factory=dict)
-    used: int = 0
-    runs_need: int = 0
-    unloaded: bool = True
+    costs: int  # bytes that they take from the device, about
+    networks: dict[tuple[Hashable, ...], Network] = field(default_factory=dict)  # what runs with them, by options
+    used: int = 0  # when, on the store's clock
+    runs_need: int = 0  # bytes that its last run was estimated to need beside the weights
+    unloaded: bool = True  # a request has unloaded it, and nothing of its runs is left. The same on all ranks
 
     def __post_init__(self) -> None:
         self.patched = PatchedWeights(self.weights)

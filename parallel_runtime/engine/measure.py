@@ -21,15 +21,12 @@ from ..mesh.groups import ExchangedHeads
 from ..mesh.speeds import gather_from_ranks
 from ..requests.facts import HOST_MEMORY, NVLINK, LinkFacts, MachineFacts
 
-_WARM_SECONDS = 0.25
-"""A GPU at its power limit slows down within a tenth of a second; a step lasts longer than that."""
+_WARM_SECONDS = 0.25  # a GPU at its power limit slows down within a tenth of a second; a step lasts longer than that
 _TIMED_SECONDS = 0.1
-_SHAPE = (4096, 3072, 12288, 24)
-"""Tokens, width, width of the MLP, heads: FLUX.1's."""
+_SHAPE = (4096, 3072, 12288, 24)  # tokens, width, width of the MLP, heads: FLUX.1's
 _LONGER = 8
 _NEEDED_BYTES = 2**30
-_EXCHANGED = 8_000_000
-"""Numbers of a timed exchange, 32 MB in float32: about what a FLUX.1 block of 1024 × 1024 sends."""
+_EXCHANGED = 8_000_000  # numbers of a timed exchange, 32 MB in float32: about what a FLUX.1 block of 1024 × 1024 sends
 
 _COPIED, _COPIES = 64 << 20, 16
 """Bytes of a timed copy from the host, about those of a small block, and how many are timed: 20 ms at 54 GB/s."""

@@ -1,7 +1,5 @@
-"""A model file that was opened and not read: its facts, and what will have its weights. Two sources of networks.
-
-This is where a network comes from. What follows (weights, stages, requests) knows nothing of the file's library.
-"""
+"""A model file that was opened and not read: its facts, and what will have its weights. Two sources of networks; what
+follows (weights, stages, requests) knows nothing of the file's library."""
 
 from __future__ import annotations
 
@@ -31,41 +29,24 @@ from ..requests.requests import Load
 from ..streaming.dealer import Dealer
 from .family import DiffusersFamily, Family
 
-Options = tuple[str, bool]
-"""(attention, compile): configurations with equal ones share a network."""
+Options = tuple[str, bool]  # (attention, compile): configurations with equal ones share a network
 
 
 class Opened(ABC):
-    """A file before its weights are read.
+    """A file before its weights are read."""
 
-    Args:
-        dtype: that the network computes in.
-        facts: what plans are made from.
-        family: whose checks hold.
-        identity: what the weights are read from, and into which type.
-        weight_bytes: of the whole model on a device; quantised ones as in the file.
-        title: for messages, such as "FLUX.1 in float32".
-    """
-
-    dtype: torch.dtype
-    facts: ModelFacts
-    family: Family
-    identity: Hashable
-    weight_bytes: int
-    title: str
+    dtype: torch.dtype  # that the network computes in
+    facts: ModelFacts  # what plans are made from
+    family: Family  # whose checks hold
+    identity: Hashable  # what the weights are read from, and into which type
+    weight_bytes: int  # of the whole model on a device; quantised ones as in the file
+    title: str  # for messages, such as "FLUX.1 in float32"
 
     @abstractmethod
     def weights(self, owned: tuple[int, int] | None, device: torch.device, dealer: Dealer | None) -> LoadedWeights:
-        """What will have the weights; nothing is read yet, and there is no memory for them.
-
-        Args:
-            owned: (start, stop) of the blocks that this rank has; None for all.
-            dealer: of the blocks; None where all that this rank has stay on its device.
-
-        Raises:
-            CheckpointError: the file does not fill the network.
-            UnsupportedModelError: its weights do not come block by block.
-        """
+        """What will have the weights of the blocks (start, stop) that this rank owns (None: all), on its device but for
+        those that a dealer has come; nothing is read yet, and there is no memory for them. CheckpointError where the
+        file does not fill the network, UnsupportedModelError where its weights do not come block by block."""
 
     @abstractmethod
     def network(self, weights: LoadedWeights, options: Options, owned: tuple[int, int] | None, pulse: Pulse) -> Network:

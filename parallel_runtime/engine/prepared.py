@@ -9,8 +9,8 @@ import torch
 
 from ..errors import CheckpointError
 from ..mesh.agreement import agreed_same
-from ..requests.answers import Answer, Finished
 from ..requests.control import Cancelled, Control
+from ..requests.requests import Answer, Finished
 
 Tensors = Mapping[str, torch.Tensor]
 Agreed = Mapping[str, int]
@@ -27,25 +27,18 @@ def require_same(name: str, agreed: Agreed, path: str) -> None:
 
 @dataclass(kw_only=True)
 class Prepared:
-    """A request that this rank is ready to run. `run` is called on all ranks or on none.
-
-    Args:
-        undo: what undoes preparing, where another rank could not prepare. Most kinds leave nothing to undo.
-        offers: what this rank has or can do where ranks may differ and must act alike; `agreed` is the least of all
-            ranks' offers under each name.
-        cancelled: the last run ended because the ranks agreed to stop.
-        takes_part: this rank has a part in the run, and is not outside of its plan.
-        on_host: it needs its tensors on the host alone. It takes them on the device, too, where they come by that.
-        names: whether it runs one of these networks beside the model.
-    """
+    """A request that this rank is ready to run. `run` is called on all ranks or on none."""
 
     run_it: Callable[[Tensors, Control, Agreed], Outcome]
-    undo: Callable[[], None] = lambda: None
+    undo: Callable[[], None] = lambda: None  # what undoes preparing, where another rank could not prepare
+    # What this rank has or can do where ranks may differ and must act alike; `agreed` is the least of all ranks' offers
+    # under each name.
     offers: Mapping[str, int] = field(default_factory=dict)
-    cancelled: bool = False
-    takes_part: bool = True
+    cancelled: bool = False  # the last run ended because the ranks agreed to stop
+    takes_part: bool = True  # this rank has a part in the run, and is not outside of its plan
+    # It needs its tensors on the host alone. It takes them on the device, too, where they come by that.
     on_host: bool = False
-    names: Callable[[Set[int]], bool] = lambda networks: False
+    names: Callable[[Set[int]], bool] = lambda networks: False  # whether it runs one of these networks beside the model
 
     def run(self, tensors: Tensors, control: Control, agreed: Agreed | None = None) -> Outcome:
         """Run; `tensors` are on this rank's device, `agreed` is None where this rank is the only one, and what it

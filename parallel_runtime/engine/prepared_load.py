@@ -13,18 +13,16 @@ from ..planning.explanation import details_of, explain
 from ..planning.plan import choose, plan_loading
 from ..planning.weights_choice import choose_weights
 from ..planning.wish import TYPICAL, Wish, typical
-from ..requests.answers import Finished, Loaded, Surveyed
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts
-from ..requests.requests import Attach, KeepPatches, Load, Release, Survey, attached_name
+from ..requests.requests import Attach, Finished, KeepPatches, Load, Loaded, Release, Survey, Surveyed, attached_name
 from .measure import measure_machine
 from .opened import Opened
 from .prepared import Agreed, Outcome, Prepared, Tensors, require_same
 from .rank_state import RankState
 
 _FREE = "free on {}"
-_STEP = 512 << 20
-"""What is free counts in whole ones, so that a little more or less of it makes no other plan."""
+_STEP = 512 << 20  # what is free counts in whole ones, so that a little more or less of it makes no other plan
 
 
 def prepare_survey(state: RankState, request: Survey) -> Prepared:
@@ -35,7 +33,6 @@ def prepare_survey(state: RankState, request: Survey) -> Prepared:
     needs = opened.in_file(choose(wish).cost.weight_bytes)
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
-        """Tell what each rank has."""
         held = state.residency.held()
         each = (agreed[_FREE.format(rank)] for rank in range(load.ranks))
         free = tuple(max(1, free // _STEP * _STEP) for free in each)
@@ -79,17 +76,9 @@ def prepare_load(state: RankState, request: Load, control: Control) -> Prepared:
         state.machine = replace(measured, free_each=())  # requests to come find other models here
         picture = typical(*request.size) if wish.config.patches is None else TYPICAL
         shown = replace(wish, request=picture, machine=measured)
-        answer = Loaded(
-            resident.family.title,
-            resident.size,
-            reused,
-            explain(shown),
-            replace(state.machine, speeds=()),
-            loaded.pipe,
-            state.residency.held(),
-            details_of(shown),
-        )
-        return answer, {}
+        title, held, known = resident.family.title, state.residency.held(), replace(state.machine, speeds=())
+        words, details = explain(shown), details_of(shown)
+        return Loaded(title, resident.size, reused, words, known, loaded.pipe, held, details), {}
 
     def undo() -> None:
         """Let a model go that was not here before."""
@@ -107,7 +96,6 @@ def prepare_release(state: RankState, request: Release) -> Prepared:
     """A model leaves the devices, or goes to the host's memory. Nothing goes before all ranks are ready."""
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
-        """Return the memory to the system."""
         state.forget_requests()
         if agreed[_UNLOADED]:
             state.meshes.groups.free_memory()
@@ -130,7 +118,7 @@ def prepare_attach(state: RankState, request: Attach) -> Prepared:
         if request.form is not None:
             arrived = state.arriving.get(request.number, {})
             parts = [arrived[attached_name(place)] for place in range(len(arrived))]
-            state.conditionings.attach(request.number, build_module(request.form, parts))
+            state.conditionings.attached[request.number] = build_module(request.form, parts)
             state.arriving.clear()
         return Finished(held=state.residency.held()), {}
 

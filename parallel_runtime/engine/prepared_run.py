@@ -21,12 +21,11 @@ from ..pipefusion.denoise import PipelineDenoising, forward_once
 from ..pipefusion.runner import StageRunner
 from ..planning.cost import kept_bytes
 from ..planning.wish import check_steps
-from ..requests.answers import Finished
 from ..requests.conditioning import CONTROL, OPTIONS, Conditioning
 from ..requests.control import Control
 from ..requests.facts import GIB, RequestFacts
 from ..requests.patches import CARRIED
-from ..requests.requests import INVOKABLE, Forward, Invoke, Sample, residual_name
+from ..requests.requests import INVOKABLE, Finished, Forward, Invoke, Sample, residual_name
 from ..requests.trees import restore
 from ..said import said, together
 from ..sampling.samplers import SUPPORTED
@@ -38,10 +37,8 @@ _CERTAIN_ACTIVATIONS = 6
 """Activations of a token that are alive at once whatever is fused: a block's input, its norm, queries, keys, values
 and what attention makes of them. FLUX.1 on H200s was measured to need 9.6 at 2048 × 2048 and 12 at 1024 × 1024."""
 
-_LIKELY = 2
-"""Times that much is made free where it only costs that other models leave the device."""
-_UNKNOWN = 4 * GIB
-"""Made free for activations that are not estimated."""
+_LIKELY = 2  # times that much is made free where it only costs that other models leave the device
+_UNKNOWN = 4 * GIB  # made free for activations that are not estimated
 
 
 def _repeated(
@@ -156,7 +153,6 @@ def prepare_invoke(state: RankState, request: Invoke, resident: Resident, meta: 
     state.conditionings.peek(request.arguments, meta)
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
-        """Call it; ranks with the network return `output`."""
         (given,) = state.conditionings.take([request.arguments], tensors, request.kept)
         results: Results = {}
         if network is not None:
@@ -170,19 +166,12 @@ def prepare_invoke(state: RankState, request: Invoke, resident: Resident, meta: 
 def _check_place(
     state: RankState, placed: Placed, given: Sequence[Conditioning], facts: RequestFacts, items: int, keeps: bool
 ) -> None:
-    """Refuse what this rank cannot run at its place: inputs that act inside of stages, and keys, values and least
-    activations that are more than is free. May refuse on one rank alone. Other models leave the device before, where it
-    may need their memory.
+    """Refuse what this rank cannot run at its place: inputs that act inside of stages, and (OutOfMemoryError, with the
+    sizes and what to change) least activations that are more than is free, with keys and values where stages keep them
+    for this request. May refuse on one rank alone. Other models leave the device before, where it may need their
+    memory. `items` are those of the latent, without CFG branches: forwards are of no fewer, where the rank has them.
 
     What is estimated to be short but might do is not refused: `explain` warns of it.
-
-    Args:
-        given: the conditionings of the request.
-        items: of the latent, without CFG branches: forwards are of no fewer, where the rank has them.
-        keeps: PipeFusion's stages keep keys and values for it.
-
-    Raises:
-        OutOfMemoryError: with the sizes and what to change.
     """
     place, resident, kept = placed.place, placed.resident, 0
     if place is None:

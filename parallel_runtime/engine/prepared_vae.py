@@ -9,9 +9,8 @@ from ..config import ParallelPlan
 from ..errors import RequestError
 from ..loading.reading import ignore
 from ..mesh.agreement import agreed_history, offer_history, offer_same
-from ..requests.answers import Finished
 from ..requests.control import Cancelled, Control, StopVotes
-from ..requests.requests import RunVae
+from ..requests.requests import Finished, RunVae
 from ..said import said
 from ..vae.families import can_be_recorded
 from ..vae.shared_vae import Run, run_half, shared_ranks
@@ -19,14 +18,12 @@ from ..vae.vae_weights import VaeWeights
 from .prepared import Agreed, Outcome, Prepared, Tensors, require_same
 from .rank_state import RankState
 
-_DIMS = (3, 4, 5)
-"""Of sound, pictures, videos."""
+_DIMS = (3, 4, 5)  # of sound, pictures, videos
 _SAME = "vae"
 _TRIED = "vae tried"
 _FUSED = "vae fused"
 _RECORDED = "vae recorded"
-_SPARE = 2
-"""A run is recorded, whose memory stays taken, where so many times its memory is free on every rank."""
+_SPARE = 2  # a run is recorded, whose memory stays taken, where so many times its memory is free on every rank
 
 
 def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Control) -> Prepared:

@@ -22,11 +22,10 @@ from ..networks.network import Network
 from ..patching.patch_data import PatchStore
 from ..planning.explanation import details_of, what_runs
 from ..planning.plan import choose
-from ..requests.answers import Finished, PlanDetails
 from ..requests.conditioning import ConditioningStore
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts, RequestFacts
-from ..requests.requests import Load
+from ..requests.requests import Finished, Load, PlanDetails
 from ..said import Said
 from .opened import Opened, open_model
 from .prepared import Prepared
@@ -39,24 +38,15 @@ Another one costs a first step its communicators."""
 
 
 class Meshes:
-    """Layouts and meshes by plan.
-
-    Args:
-        speeds: of all ranks, None where they are alike; the same on every rank.
-        leave: lets go of what was recorded over a mesh, before its groups are destroyed.
-        share: see Groups.
-    """
+    """Layouts and meshes by plan. `speeds` are those of all ranks, None where they are alike, the same on every rank;
+    `leave` lets go of what was recorded over a mesh, before its groups are destroyed; `share`: see Groups."""
 
     def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        speeds: Sequence[float] | None = None,
+        self, rank: int, world_size: int, speeds: Sequence[float] | None = None,
         leave: Callable[[Mesh], None] = lambda mesh: None,
         share: Callable[[dist.ProcessGroup], Any] | None = None,
-    ):
-        self.speeds = speeds
-        self.groups = Groups(rank, world_size, share)
+    ):  # fmt: skip
+        self.speeds, self.groups = speeds, Groups(rank, world_size, share)
         self._rank, self._world_size, self._leave = rank, world_size, leave
         self._joined: OrderedDict[ParallelPlan, Mesh | None] = OrderedDict()
         # One mesh for good: what the first rank recorded by itself is kept by it.
@@ -67,11 +57,8 @@ class Meshes:
         return lay_out_plan(plan, self._rank, self._token_speeds(plan))
 
     def join(self, plan: ParallelPlan) -> Mesh | None:
-        """This rank's mesh of a plan, with its links, None where this rank takes no part.
-
-        Collective over the world where they are new: every rank joins the same plans in the same order, which only
-        RUN can promise.
-        """
+        """This rank's mesh of a plan, with its links, None where this rank takes no part. Collective over the world
+        where they are new: every rank joins the same plans in the same order, which only RUN can promise."""
         if plan.world_size == 1:
             return self._alone if self._rank == 0 else None
         # How often the latent is cut changes no group.
@@ -94,19 +81,13 @@ class Meshes:
 
 @dataclass(frozen=True)
 class Placed:
-    """A request of a model, planned: what can be known of its run in PREPARE.
-
-    Args:
-        plan: the same on all ranks.
-        place: this rank's in the plan; None where it takes no part.
-        says: the plan in words; `details`: in numbers.
-    """
+    """A request of a model, planned: what can be known of its run in PREPARE."""
 
     resident: Resident
-    plan: ParallelPlan
-    place: Layout | None
-    says: Said
-    details: PlanDetails
+    plan: ParallelPlan  # the same on all ranks
+    place: Layout | None  # this rank's in the plan; None where it takes no part
+    says: Said  # the plan in words
+    details: PlanDetails  # and in numbers
 
     def offers(self) -> dict[str, int]:
         """What this rank has recorded for such a request."""
@@ -118,9 +99,7 @@ class RankState:
     place in the default process group, and one rank needs none."""
 
     def __init__(self, device: torch.device, rank: int, world_size: int):
-        self.device = device
-        self.rank = rank
-        self.world_size = world_size
+        self.device, self.rank, self.world_size = device, rank, world_size
         pool = os.environ.get("PARALLEL_DIT_POOL")  # its private folder on this host; a script has none
         self.residency = Residency(device, rank, folder=Path(pool) if pool else None)
         self.conditionings = ConditioningStore()
@@ -151,9 +130,8 @@ class RankState:
 
     def open(self, request: Load) -> Opened:
         """The file of a load that will come, which then need not be opened again."""
-        opened = open_model(request, self.device)
-        self._opened = msgspec.structs.replace(request, machine=None), opened
-        return opened
+        self._opened = msgspec.structs.replace(request, machine=None), open_model(request, self.device)
+        return self._opened[1]
 
     def take_opened(self, request: Load) -> Opened:
         """The file of a load, opened; see `open`."""

@@ -14,7 +14,7 @@ from ..loading.files import identity
 from ..mesh.mesh import Layout, Mesh
 from ..networks.marked_blocks import Pulse
 from ..networks.network import Network
-from ..planning.cut import most_parameters
+from ..planning.cut import assign_blocks, most_parameters
 from ..planning.weights_choice import ways_out
 from ..planning.wish import Wish
 from ..requests.control import Control
@@ -24,34 +24,27 @@ from ..streaming.dealer import Dealer
 from ..vae.vae_weights import VaeWeights
 from .loaded_model import LoadedModel
 from .opened import Opened
-from .resident import Resident, owned_blocks
+from .resident import Resident
 from .weight_store import WeightStore
 
 MOST = 8
 """Models with their configurations that are kept, with what was compiled of them, whether their weights are there or
 not. Which ones follows from the requests, so that all ranks keep the same."""
-_MOST_VAES = 4
-"""The same of VAEs."""
+_MOST_VAES = 4  # the same of VAEs
 
 
 class Residency:
     """The models and VAEs of a rank. Which weights are on the device is the store's affair."""
 
     def __init__(self, device: torch.device, rank: int, folder: Path | None = None):
-        self._device = device
-        self._rank = rank
-        self._folder = folder
+        self._device, self._rank, self._folder = device, rank, folder
         self.store = WeightStore(device, rank, folder)
         self.pulse = Pulse(device)
         self._residents: OrderedDict[str, Resident] = OrderedDict()
         self._vaes: dict[str, LoadedModel] = {}
 
     def get(self, key: str) -> Resident:
-        """The model of that name, its weights on the device or not.
-
-        Raises:
-            NotLoadedError: it was not loaded, or has been forgotten.
-        """
+        """The model of that name, its weights on the device or not; NotLoadedError where it is not known."""
         if key not in self._residents:
             raise NotLoadedError("The model is not loaded in the workers.", "Queue the prompt again.")
         self._residents.move_to_end(key)
@@ -60,20 +53,15 @@ class Residency:
     def load(
         self, request: Load, wish: Wish, opened: Opened, place: Layout | None, control: Control
     ) -> tuple[Resident, bool]:
-        """Have a model on the device; return it, and whether its modules were here already.
-
-        Args:
-            place: in `wish.loaded` where it has several stages, None on a rank outside of it.
-
-        Raises:
-            CheckpointError, UnsupportedModelError: a file that does not fit its family.
-            OutOfMemoryError: it does not fit this rank's device.
-            Cancelled: this rank heard of a cancel.
-        """
+        """Have a model on the device; return it, and whether its modules were here already. `place` is that in
+        `wish.loaded` where it has several stages, None on a rank outside of it. Errors as of `Opened.weights` and
+        `WeightStore.activate`; Cancelled where this rank heard of a cancel."""
         config, loaded = wish.config, wish.loaded
         assert loaded is not None
-        most = most_parameters(wish.machine.memory_bytes, opened.dtype.itemsize)
-        owned = owned_blocks(opened.facts, place, most) if place is not None else None
+        owned = None
+        if place is not None:  # the assignment is that which plans reckon with
+            most = most_parameters(wish.machine.memory_bytes, opened.dtype.itemsize)
+            owned = assign_blocks(opened.facts.block_sizes, loaded.pipe, most)[place.coordinate["pipe"]]
         used = self._rank < request.ranks and (loaded.pipe == 1 or owned is not None)
         dealer = None
         key: Hashable = (opened.identity, loaded.pipe, owned)
@@ -87,7 +75,7 @@ class Residency:
         known = self._model(request.model)
         if known is not None and known.key != key:
             self.forget(request.model)  # the file was replaced
-        model = self.store.get(key) if used else None
+        model = self.store.models.get(key) if used else None
         reused = model is not None or not used
         network = None
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -22,22 +21,15 @@ from .weight_store import WeightStore
 
 @dataclass
 class Resident:
-    """A model as a client asked for it.
-
-    Args:
-        wish: what it was loaded for; `loaded`: the plan whose stages share out the weights, of one stage where every
-            rank holds all.
-        store: of its weights.
-        network: what runs it, shared with those of equal options; None on a rank that the configuration does not use.
-        loaded_model: its weights, shared with all that have the same; None as `network`.
-    """
+    """A model as a client asked for it."""
 
     family: Family
-    wish: Wish
+    wish: Wish  # what it was loaded for; the plan `loaded` has one stage where every rank holds all weights
     dtype: torch.dtype
-    store: WeightStore
+    store: WeightStore  # of its weights
+    # What runs it, shared with those of equal options; None on a rank that the configuration does not use.
     network: Network | None = None
-    loaded_model: LoadedModel | None = None
+    loaded_model: LoadedModel | None = None  # its weights, shared with all that have the same; None as `network`
 
     @property
     def facts(self) -> ModelFacts:
@@ -87,7 +79,7 @@ class Resident:
     def owned(self, place: Layout) -> tuple[int, int]:
         """(start, stop) of this rank's blocks at such a place."""
         if not self.wish.stage_ranks:
-            return owned_blocks(self.facts, place)
+            return assign_blocks(self.facts.block_sizes, place.plan.pipe)[place.coordinate["pipe"]]
         assert self.network is not None
         assert self.network.stages.owned is not None
         return self.network.stages.owned
@@ -96,9 +88,3 @@ class Resident:
         """Bytes of keys and values that are here from the last run; the next one uses them or lets them go."""
         stage = None if self.network is None else self.network.stages.now
         return 0 if stage is None else sum(each.nbytes for each in stage.patch.kept)
-
-
-def owned_blocks(facts: ModelFacts, place: Layout, most: float = math.inf) -> tuple[int, int]:
-    """This rank's blocks by the assignment that plans reckon with."""
-    stages = assign_blocks(facts.block_sizes, place.plan.pipe, most)
-    return stages[place.coordinate["pipe"]]

@@ -6,6 +6,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,29 +24,23 @@ ROOM_SECONDS = 20.0
 
 
 class WeightStore:
-    """What a rank holds, by what it was read from.
+    """What a rank holds, by what it was read from; the folder is that of `HostCopies`.
 
     Which modules there are follows from the requests, and so is the same on all ranks. Whether their weights are on the
-    device does not: ranks may have memory for more or for fewer. Nothing that the ranks do together depends on it. The
-    folder is that of `HostCopies`.
+    device does not: ranks may have memory for more or for fewer. Nothing that the ranks do together depends on it.
     """
 
     def __init__(self, device: torch.device, rank: int, folder: Path | None = None):
-        self.copies = HostCopies(folder)
-        self.device = device
-        self._rank = rank
-        self._models: dict[Hashable, LoadedModel] = {}
+        self.copies, self.device, self._rank = HostCopies(folder), device, rank
+        self.models: dict[Hashable, LoadedModel] = {}
         self._clock = itertools.count(1)
         self._now = 0
 
     def activate(
         self, model: LoadedModel, on_bytes: OnBytes, patches: WeightPatches | None = None, smaller: Sequence[str] = ()
     ) -> None:
-        """Have weights on the device, and memory for their runs; costs nothing for the model that was used last.
-
-        Args:
-            patches: that they are to have; None for any.
-            smaller: what would need less, as sentences.
+        """Have weights on the device with these patches (None: any), and memory for their runs; costs nothing for the
+        model that was used last. `smaller`: what would need less, as sentences.
 
         Raises:
             OutOfMemoryError: less is free than they need, though all others were let go.
@@ -59,14 +54,11 @@ class WeightStore:
             model.used = self._now = next(self._clock)
             if not weights.here:
                 if model.costs:
-                    others = self._others(model)
                     # None of the others goes where it would not do to let all of them go.
-                    given_back = sum(other.costs for other in others)
+                    given_back = sum(other.costs for other in self._others(model))
                     memory.require(model.costs, self.device, self._rank, model.title, smaller, given_back)
-                    self._park(others, model.costs, on_bytes)
-                self._allocate(
-                    lambda: weights.fill(on_bytes, lambda size: self.copies.find(model.key, size)), keep=model
-                )
+                    self.free_beside(model, model.costs, on_bytes)
+                self._allocate(partial(weights.fill, on_bytes, partial(self.copies.find, model.key)), keep=model)
             self.free_beside(model, model.runs_need, on_bytes)
         if patches is not None:
             model.change(patches, on_bytes)
@@ -79,14 +71,10 @@ class WeightStore:
             model.patched.make_room()
         self.free_beside(model, needs, on_bytes)
 
-    def get(self, key: Hashable) -> LoadedModel | None:
-        """The weights of that key, on the device or not."""
-        return self._models.get(key)
-
     def make_way(self, key: Hashable) -> None:
         """Let weights go that other ranks read out of this device's memory, but those of that key: they go on all ranks
         or on none. So every rank comes here for the same models, with every request of one."""
-        for model in self._models.values():
+        for model in self.models.values():
             if model.key != key and model.shared_on_device and model.weights.here:
                 model.give_back()
             if model.weights.shared is not None:
@@ -95,16 +83,19 @@ class WeightStore:
     def add(self, model: LoadedModel) -> None:
         """Keep them."""
         model.used = self._now = next(self._clock)
-        self._models[model.key] = model
+        self.models[model.key] = model
 
     def forget(self, model: LoadedModel) -> None:
         """Let them go for good, with their modules."""
         self.give_back(model)
-        self._models.pop(model.key, None)
+        self.models.pop(model.key, None)
 
     def free_beside(self, keep: LoadedModel, wanted: int, on_bytes: OnBytes) -> None:
         """Park other models than `keep`, the least recently used first, while fewer than `wanted` bytes are free."""
-        self._park(self._others(keep), wanted, on_bytes)
+        for model in self._others(keep):
+            if memory.is_free(wanted, self.device):
+                return
+            model.park(self.copies, on_bytes)
 
     def could_have(self) -> int:
         """Bytes of the device that a model can have when all others have left it."""
@@ -115,27 +106,19 @@ class WeightStore:
         return sorted(may_go, key=lambda model: model.used)
 
     def _here(self) -> list[LoadedModel]:
-        return [model for model in self._models.values() if model.costs and model.weights.here]
-
-    def _park(self, others: list[LoadedModel], wanted: int, on_bytes: OnBytes) -> None:
-        for model in others:
-            if memory.is_free(wanted, self.device):
-                return
-            model.park(self.copies, on_bytes)
+        return [model for model in self.models.values() if model.costs and model.weights.here]
 
     def _allocate(self, run: Callable[[], None], keep: LoadedModel) -> None:
-        """Run what allocates weights; once more, when all that can go has gone, where the device runs out of memory.
-
-        What counts as free may lie in recordings, or in pieces. Where the host runs out of it, other models that
-        stream from there go first.
-        """
+        """Run what allocates weights; once more, when all that can go has gone, where the device runs out of memory:
+        what counts as free may lie in recordings, or in pieces. Where the host does, others that stream from there go
+        first."""
         try:
             run()
             return
         except torch.OutOfMemoryError:
             for model in self._others(keep):
                 model.park(self.copies, ignore)
-            for model in self._models.values():
+            for model in self.models.values():
                 model.forget_recordings()
             self.clean()
         except OutOfMemoryError:
@@ -150,7 +133,7 @@ class WeightStore:
         if wanted is None:
             return False
         # Also what this rank has let go already: the memory is free when the others have, too.
-        others = sorted((model for model in self._models.values() if model is not keep), key=lambda model: model.used)
+        others = sorted((model for model in self.models.values() if model is not keep), key=lambda model: model.used)
         for model in others:
             if model.weights.shared is not None and not model.shared_on_device:
                 model.give_back()
@@ -175,7 +158,7 @@ class WeightStore:
 
     def free(self) -> None:
         """Return all weights and recordings to the system, on this rank alone, but for what others read."""
-        for model in self._models.values():
+        for model in self.models.values():
             if not model.shared_on_device:
                 model.give_back()
             model.forget_recordings()
@@ -186,7 +169,7 @@ class WeightStore:
         gc.collect()
         if self.device.type != "cuda":
             return
-        if all(model.unloaded for model in self._models.values()):
+        if all(model.unloaded for model in self.models.values()):
             # They may lie in the memory of recordings, and recordings of any model use them: not before all are gone.
             clear_workspaces()
         torch.cuda.empty_cache()

@@ -58,11 +58,8 @@ class PipelineDenoising:
 
     @torch.no_grad()
     def run(self) -> torch.Tensor | None:
-        """Return the finished latent (B, C, ...) float32 on the first stage, None on the others.
-
-        Raises:
-            Cancelled: on all ranks before the same step.
-        """
+        """Return the finished latent (B, C, ...) float32 on the first stage, None on the others; Cancelled on all ranks
+        before the same step."""
         steps = len(self._tensors["sigmas"]) - 1
         index = 0
         try:
@@ -91,10 +88,8 @@ class PipelineDenoising:
 
     def _start(self) -> list[_PatchRun]:
         rows = flatten_rows(self._x)
-        flat = {
-            name: flatten_rows(tensor) if tensor.ndim == self._x.ndim else tensor
-            for name, tensor in self._tensors.items()
-        }
+        dims, given = self._x.ndim, self._tensors.items()
+        flat = {name: flatten_rows(tensor) if tensor.ndim == dims else tensor for name, tensor in given}
         denoiser = self._denoising.denoiser(_elsewhere, flat)
         runs = []
         for patch in self._runner.patches:
@@ -106,7 +101,10 @@ class PipelineDenoising:
     def _evaluate(self, index: int) -> None:
         runner = self._runner
         timestep = self._tensors["timesteps"][index].float().expand(self._x.shape[0])
-        turns = self._turns(index)
+        # The forwards of a step, each with its patch (None: the whole latent) and the runs that it is for.
+        turns: list[tuple[Patch | None, list[_PatchRun]]] = [(run.patch, [run]) for run in self._runs]
+        if index < self._warmup or len(turns) == 1:
+            turns = [(None, self._runs)]
         receives = runner.first and index > 0
         if receives:
             self._expect_runs()
@@ -119,12 +117,6 @@ class PipelineDenoising:
             outputs = runner.evaluate(inputs, timestep, patch)
             if outputs is not None:
                 self._advance(outputs, patch, runs)
-
-    def _turns(self, index: int) -> list[tuple[Patch | None, list[_PatchRun]]]:
-        """The forwards of a step, each with its patch (None: the whole latent) and the runs that it is for."""
-        if index < self._warmup or len(self._runs) == 1:
-            return [(None, self._runs)]
-        return [(run.patch, [run]) for run in self._runs]
 
     def _advance(self, outputs: list[torch.Tensor], patch: Patch | None, runs: list[_PatchRun]) -> None:
         """On the last stage: step, and send the first stage what comes next, patch by patch."""

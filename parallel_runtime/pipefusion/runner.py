@@ -18,22 +18,11 @@ _Forward = tuple[int, "Patch | None"]
 
 
 class StageRunner:
-    """Runs one stage of one request, whose blocks the network has.
-
-    Args:
-        x: what a branch's forward sees, (B, C, ...); only shape, dtype and device are read.
-        patches: that the latent is to be cut into.
-        keep: whether keys and values are kept from evaluation to evaluation.
-    """
+    """Runs one stage of one request, whose blocks the network has. A branch's forward sees something like x (B, C, ...)
+    in shape, dtype and device; it is cut into so many patches, and may `keep` keys and values between evaluations."""
 
     def __init__(
-        self,
-        network: Network,
-        links: Links,
-        branches: Sequence[Conditioning],
-        x: Tensor,
-        patches: int,
-        keep: bool,
+        self, network: Network, links: Links, branches: Sequence[Conditioning], x: Tensor, patches: int, keep: bool
     ):
         self.mesh = mesh = network.mesh
         self._network, self._x, self._keep = network, x, keep
@@ -56,13 +45,9 @@ class StageRunner:
     def evaluate(self, inputs: Sequence[Tensor], timestep: Tensor, patch: Patch | None) -> list[Tensor] | None:
         """Run this stage for one patch, or for all at once. Collective over the pipeline's neighbours in turn.
 
-        Args:
-            inputs: per CFG branch what the network sees, (B, C, ...) in its dtype, the whole latent; on later stages
-                only its shape counts.
-            timestep: (B,) float32.
-
-        Returns:
-            On the last stage the prediction of every branch, rows flattened: of the patch or of the whole. Else None.
+        Inputs are per CFG branch what the network sees, (B, C, ...) in its dtype, the whole latent, of which later
+        stages read the shape alone; the timestep is (B,) float32. On the last stage the prediction of every branch
+        comes back, rows flattened: of the patch or of the whole. Else None.
         """
         stacked, timesteps = torch.cat(list(inputs)), timestep.repeat(len(inputs))
         outputs = []

@@ -1,6 +1,4 @@
-"""Weights that come block by block: which come, what they take of a GPU, and how long their bytes are on the way. Pure
-arithmetic.
-"""
+"""Weights that come block by block: which come, what they take of a GPU, and how long their bytes are on the way."""
 
 from __future__ import annotations
 
@@ -9,8 +7,7 @@ from dataclasses import dataclass
 from ..config import STREAMED, ParallelConfig
 from ..requests.facts import LinkFacts, MachineFacts, ModelFacts
 
-SLOTS = 2
-"""Places on a device that the blocks which come to it use in turn."""
+SLOTS = 2  # places on a device that the blocks which come to it use in turn
 
 
 def resident_blocks(count: int, blocks: int) -> tuple[int, ...]:
@@ -31,8 +28,7 @@ def _evenly(count: int, blocks: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Coming:
-    """How weights come ("dealt" or "host") to so many ranks that keep shares; resident and held as in
-    ParallelConfig."""
+    """How weights come ("dealt", "host") to so many ranks that keep shares; resident and held as in ParallelConfig."""
 
     weights: str
     ranks: int

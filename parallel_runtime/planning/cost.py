@@ -1,9 +1,7 @@
 """What a step costs under a plan: predicted time and memory of one rank. Pure arithmetic on facts.
 
 A roofline: matrix products and attention at the GPU's sustained rates, elementwise work and weights at its memory's,
-exchanges as latency and bytes over bandwidth.
-
-What it reckons with is in cost_constants.py, with where each number was measured.
+exchanges as latency and bytes over bandwidth. Where each constant was measured is in cost_constants.py.
 """
 
 from __future__ import annotations
@@ -20,24 +18,16 @@ from .cut import Assignment, assign_blocks, most_parameters
 
 @dataclass(frozen=True)
 class Cost:
-    """Prediction for a plan.
+    """Prediction for a plan."""
 
-    Args:
-        seconds: per step, warm-up steps of PipeFusion averaged in.
-        exchange_seconds: of these, waiting for other ranks.
-        weight_bytes, activation_bytes, buffer_bytes: device memory of the rank that needs the most, or of one with the
-            least memory where others keep more blocks; buffers are the K and V that PipeFusion keeps.
-        stage_blocks: blocks of every stage.
-        computing_seconds: per step, were all weights there. How long they come makes no difference between plans,
-            where ranks are alike.
-    """
-
-    seconds: float
-    exchange_seconds: float
+    seconds: float  # per step, warm-up steps of PipeFusion averaged in
+    exchange_seconds: float  # of these, waiting for other ranks
+    # Device memory of the rank that needs the most, or of one with the least memory where others keep more blocks.
     weight_bytes: int
     activation_bytes: int
-    buffer_bytes: int
-    stage_blocks: tuple[int, ...] = ()
+    buffer_bytes: int  # of the K and V that PipeFusion keeps
+    stage_blocks: tuple[int, ...] = ()  # blocks of every stage
+    # Per step, were all weights there. How long they come makes no difference between plans, where ranks are alike.
     computing_seconds: float = 0.0
 
     @property
@@ -47,16 +37,24 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """One rank's step under a plan; the rank with the most to do."""
+class PlannedStep:
+    """One rank's step of the request under a plan; the rank with the most to do."""
 
     plan: ParallelPlan
     model: ModelFacts
     request: RequestFacts
     machine: MachineFacts
-    compiled: bool
-    split_weights: bool
-    coming: Coming | None = None
+    compiled: bool  # the blocks went through torch.compile
+    split_weights: bool = True  # each stage of a pipe holds only its own blocks
+    coming: Coming | None = None  # how weights come block by block; None where they do not
+
+    def cost(self) -> Cost:
+        """What it is predicted to cost."""
+        computing, exchange = self.seconds()
+        coming = self.coming
+        on_their_way = coming.seconds(self.model, self.machine, self.plan.world_size) if coming is not None else 0.0
+        stage_blocks = tuple(stop - start for start, stop in self.assignment)
+        return Cost(max(computing, on_their_way), exchange, *self.memory(), stage_blocks, computing)
 
     @cached_property
     def assignment(self) -> Assignment:
@@ -243,26 +241,3 @@ def kept_bytes(model: ModelFacts, owned: tuple[int, int], tokens: float) -> int:
     """Bytes of keys and values that each rank of a stage, with the blocks (start, stop), keeps over a run; `tokens` are
     those of all rows that it computes."""
     return int(2 * tokens * sum(model.attentions[slice(*owned)]) * model.width * model.bytes_per_number)
-
-
-def predict(
-    plan: ParallelPlan,
-    model: ModelFacts,
-    request: RequestFacts,
-    machine: MachineFacts,
-    compiled: bool,
-    split_weights: bool = True,
-    coming: Coming | None = None,
-) -> Cost:
-    """Return what one step of the request costs the busiest rank.
-
-    Args:
-        compiled: the blocks went through torch.compile.
-        split_weights: each stage of a pipe holds only its own blocks.
-        coming: how weights come block by block; None where they do not.
-    """
-    step = _Step(plan, model, request, machine, compiled, split_weights, coming)
-    stage_blocks = tuple(stop - start for start, stop in step.assignment)
-    computing, exchange = step.seconds()
-    on_their_way = coming.seconds(model, machine, plan.world_size) if coming is not None else 0.0
-    return Cost(max(computing, on_their_way), exchange, *step.memory(), stage_blocks, computing)

@@ -7,24 +7,20 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-_FOR_BLOCKS = 0.8
-"""Part of a rank's memory that its blocks may take."""
+_FOR_BLOCKS = 0.8  # part of a rank's memory that its blocks may take
 
-Assignment = tuple[tuple[int, int], ...]
-"""Blocks of each stage, (start, stop)."""
+Assignment = tuple[tuple[int, int], ...]  # blocks of each stage, (start, stop)
+_Cut = tuple[float, float, tuple[int, ...]]  # cost of the longest stage, how uneven the stages are, where each starts
 
 
 @lru_cache(maxsize=256)  # planning asks for the same few assignments again and again
 def assign_blocks(sizes: tuple[float, ...], stages: int, most: float = math.inf) -> Assignment:
-    """Assign blocks to stages by time, as far as that leaves no stage with more than `most` parameters.
+    """Assign blocks to stages by time, as far as that leaves no stage with more than `most` parameters; sizes are those
+    of each block, in forward order.
 
     Blocks of a family take equally long for the same tokens, so that stages get equally many. They may differ in size
     all the same (FLUX.1's first ones have weights for text of their own). Where no assignment keeps to `most`, the
     largest stage is as small as can be.
-
-    Args:
-        sizes: parameters of each block, in forward order.
-        most: parameters of all blocks of a stage, see `most_parameters`.
     """
     by_time = split_blocks([1.0] * len(sizes), stages, sizes, most)
     fits = max(sum(sizes[slice(*owned)]) for owned in by_time) <= most
@@ -40,15 +36,9 @@ def most_parameters(memory_bytes: int, bytes_per_parameter: int) -> float:
 def split_blocks(
     costs: Sequence[float], stages: int, sizes: Sequence[float] | None = None, most: float = math.inf
 ) -> Assignment:
-    """Assign consecutive blocks to stages so that the longest stage is as short as can be.
-
-    Args:
-        costs: of each block, in forward order, in any unit.
-        sizes: of each block; assignments in which those of a stage are more than `most` together come last.
-
-    Returns:
-        (start, stop) of each stage; no stage is empty.
-    """
+    """Assign consecutive blocks to stages, of which none is empty, so that the longest stage is as short as can be;
+    costs, in any unit, and sizes are those of each block, in forward order. Assignments in which the blocks of a stage
+    are larger than `most` come last."""
     assert 1 <= stages <= len(costs)  # others are refused before (wish.py)
     sums, filled = [0.0, *accumulate(costs)], [0.0, *accumulate(sizes or costs)]
 
@@ -57,11 +47,9 @@ def split_blocks(
             return math.inf
         return sums[stop] - sums[start]
 
-    nothing = (0.0, 0.0, ())
-    # For the first blocks up to `stop`: the cost of the longest stage, how uneven the stages are, where each starts.
-    best: dict[int, tuple[float, float, tuple[int, ...]]] = {
-        stop: _add_stage(nothing, 0, cost(0, stop)) for stop in range(1, len(costs) + 1)
-    }
+    nothing: _Cut = (0.0, 0.0, ())
+    # For the first blocks up to `stop`.
+    best = {stop: _add_stage(nothing, 0, cost(0, stop)) for stop in range(1, len(costs) + 1)}
     for stage in range(1, stages):
         best = {
             stop: min(_add_stage(best[start], start, cost(start, stop)) for start in range(stage, stop))
@@ -71,8 +59,6 @@ def split_blocks(
     return tuple(zip(starts, (*starts[1:], len(costs)), strict=True))
 
 
-def _add_stage(
-    before: tuple[float, float, tuple[int, ...]], start: int, cost: float
-) -> tuple[float, float, tuple[int, ...]]:
+def _add_stage(before: _Cut, start: int, cost: float) -> _Cut:
     worst, uneven, starts = before
     return max(worst, cost), uneven + cost**2, (*starts, start)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..config import AXES, FASTER, ParallelPlan
-from ..requests.answers import PlanDetails
 from ..requests.facts import GIB, LinkFacts, MachineFacts, ModelFacts
+from ..requests.requests import PlanDetails
 from ..said import Said, said, together
 from .coming_blocks import Coming
 from .cost import Cost
@@ -18,7 +18,7 @@ from .wish import Wish
 def explain(wish: Wish) -> Said:
     """The plan, why, and what it is predicted to take; errors as of `choose`."""
     choice, config, ranks, model, machine = choose(wish), wish.config, wish.ranks, wish.model, wish.machine
-    sentences: list[str] = [_what(choice, wish)]
+    sentences: list[str] = [what_runs(wish)]
     if choice.reason:
         sentences.append(_why_pipe(choice, machine))
     coming = Coming.of(config, ranks)
@@ -44,35 +44,24 @@ def explain(wish: Wish) -> Said:
     return together(sentences)
 
 
-def what_runs(wish: Wish) -> Said:
-    """The plan in one sentence: the short form of `explain`, with its errors."""
-    return _what(choose(wish), wish)
-
-
 def details_of(wish: Wish) -> PlanDetails:
     """The plan in numbers; errors as `explain`."""
     choice, model, request = choose(wish), wish.model, wish.request
     cost = choice.cost
     predicted = (cost.seconds, choice.alone.seconds, cost.bytes) if _predictable(wish) else (0.0, 0.0, 0)
-    return PlanDetails(
-        model.title,
-        dict(zip(AXES, choice.plan.shape, strict=True)),
-        choice.plan.patches,
-        cost.stage_blocks,
-        model.heads,
-        model.blocks,
-        request.tokens,
-        request.batch,
-        *predicted,
-    )
+    degrees, patches = dict(zip(AXES, choice.plan.shape, strict=True)), choice.plan.patches
+    sizes = model.heads, model.blocks, request.tokens, request.batch
+    return PlanDetails(model.title, degrees, patches, cost.stage_blocks, *sizes, *predicted)
 
 
 def _predictable(wish: Wish) -> bool:
     return wish.machine.on_gpu and wish.model.splits_sequence  # the constants were fitted to transformers
 
 
-def _what(choice: Choice, wish: Wish) -> Said:
-    plan, model, request = choice.plan, wish.model, wish.request
+def what_runs(wish: Wish) -> Said:
+    """The plan in one sentence: the short form of `explain`, with its errors."""
+    choice, model, request = choose(wish), wish.model, wish.request
+    plan = choice.plan
     if plan.world_size == 1:
         return said("One device computes everything.")
     reasons = []

@@ -15,13 +15,11 @@ _FILLED = 2 / 3
 """Of a GPU's memory, what weights may take where blocks stay on it that could as well come: pictures and videos are
 larger than TYPICAL, too."""
 
-_MORE = 2 * GIB
-"""Bytes by which a rank has more memory than the one with the least, or both keep as many blocks."""
+_MORE = 2 * GIB  # bytes by which a rank has more memory than the one with the least, or both keep as many blocks
 
 _WORTH_THE_HOST = 0.9
 """Weights in the host's memory take at most this share of a step of dealt ones, or the host's memory stays free."""
-_RESERVE = 512 << 20
-"""That a load leaves free beside the weights (`parallel_runtime.memory`, which needs torch)."""
+_RESERVE = 512 << 20  # that a load leaves free beside the weights (`parallel_runtime.memory`, which needs torch)
 
 
 def choose_weights(wish: Wish, weight_bytes: int) -> ParallelConfig:
@@ -34,12 +32,8 @@ def choose_weights(wish: Wish, weight_bytes: int) -> ParallelConfig:
     what is free counts, as the ranks have agreed on it, and nothing is in doubt: what is more would be refused. The GPU
     with the least decides, and where weights stream others keep as many blocks as their own memory holds.
 
-    Args:
-        wish: whatever request it is for: any will come.
-        weight_bytes: of the whole model on a device, by its file.
-
-    Raises:
-        ConfigurationError: see `check_limits`.
+    `weight_bytes` are those of the whole model on a device, by its file; whatever request the wish is for, any will
+    come. ConfigurationError: see `check_limits`.
     """
     wish = replace(wish, request=TYPICAL, loaded=None)
     config, model, machine = wish.config, wish.model, wish.machine

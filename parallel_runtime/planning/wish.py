@@ -10,8 +10,7 @@ from ..errors import ConfigurationError
 from ..requests.facts import MachineFacts, ModelFacts, RequestFacts
 from ..said import said
 
-_PIXELS = 16
-"""Of a token's side, in most image models."""
+_PIXELS = 16  # of a token's side, in most image models
 
 
 def typical(width: int, height: int) -> RequestFacts:
@@ -19,8 +18,7 @@ def typical(width: int, height: int) -> RequestFacts:
     return RequestFacts(width // _PIXELS * (height // _PIXELS), 512, rows=height // _PIXELS)
 
 
-TYPICAL = typical(1024, 1024)
-"""What a plan is made for when no request is there yet."""
+TYPICAL = typical(1024, 1024)  # what a plan is made for when no request is there yet
 
 
 @dataclass(frozen=True)
@@ -47,14 +45,10 @@ class Wish:
 
 
 def check_limits(wish: Wish) -> None:
-    """Refuse what no plan can serve.
-
-    Raises:
-        ConfigurationError: degrees that need more ranks than there are, more Ulysses ranks than heads, split
-            tokens of a U-Net, stages of a model that cannot be cut, more stages than blocks, or a picture or patches
-            with fewer tokens than ranks that share them; with the valid choices. Also weights that stream into a model
-            whose blocks are not known.
-    """
+    """Refuse what no plan can serve. ConfigurationError, with the valid choices, for degrees that need more ranks than
+    there are, more Ulysses ranks than heads, split tokens of a U-Net, stages of a model that cannot be cut, more stages
+    than blocks, a picture or patches with fewer tokens than ranks that share them, and weights that stream into a model
+    whose blocks are not known."""
     config, ranks, model, request = wish.config, wish.ranks, wish.model, wish.request
     if config.weights in STREAMED and not model.splits_sequence:
         what = "Weights are {weights}, and those of {title} do not come block by block: each GPU has all of them."

@@ -13,8 +13,7 @@ from .patches import CARRIED, TOGETHER, attached_in
 from .requests import ConditioningRef, tensor_name
 from .trees import flatten, map_tensors, restore
 
-CONTROL = "control"
-"""ComfyUI's argument for what ControlNets add."""
+CONTROL = "control"  # ComfyUI's argument for what ControlNets add
 FRAMES = "num_video_frames"
 """ComfyUI's argument for how many neighbouring rows of the batch are the frames of one video, where they are rows."""
 PARTS = {"trellis2_coord_counts": 1, "trellis2_proj_feats": 3}
@@ -32,21 +31,11 @@ class Shared:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Keyword arguments of ComfyUI's transformer call, without x and timestep. `context` is (B, T, D); those named in
-    `shared` are one for all rows of the batch."""
+    """Keyword arguments of ComfyUI's transformer call, without x and timestep; those named in `shared` are one for all
+    rows of the batch. `context`, where there is one, is the text's tokens (B, T, D)."""
 
     arguments: Mapping[str, Any]
     shared: frozenset[str] = frozenset()
-
-    @property
-    def context(self) -> torch.Tensor:
-        """Text tokens (B, T, D)."""
-        return self.arguments["context"]
-
-    @property
-    def extras(self) -> dict[str, Any]:
-        """All but the context."""
-        return {name: value for name, value in self.arguments.items() if name != "context"}
 
     def rows(self, low: int, high: int, batch: int) -> Conditioning:
         """That of rows low to high of a batch."""
@@ -76,8 +65,7 @@ class Conditioning:
 
     def rows_at_once(self, batch: int) -> int:
         """Neighbouring rows of a batch that one rank has to compute: a video's frames, which attend to one another, or
-        what arguments that no rank cuts have parts for.
-        """
+        what arguments that no rank cuts have parts for."""
         parts = [(self.arguments.get(name), dims) for name, dims in PARTS.items()]
         counts = [part.shape[0] for part, dims in parts if isinstance(part, torch.Tensor) and part.ndim == dims]
         if isinstance(frames := self.arguments.get(FRAMES), int):
@@ -86,7 +74,7 @@ class Conditioning:
 
     def check_rows(self, batch: int) -> None:
         """RequestError where the text is of another batch."""
-        items = self.context.shape[0]
+        items = self.arguments["context"].shape[0]
         if items not in (1, batch):
             text = "The conditioning holds {items} items, but the latent batch holds {batch}."
             raise RequestError(text, "Use one prompt, or as many as latents.", items=items, batch=batch)
@@ -94,10 +82,6 @@ class Conditioning:
     def names(self, numbers: Set[int]) -> bool:
         """Whether a patch of it has one of these networks."""
         return any(each.number in numbers for each in attached_in(list(self.arguments.values())))
-
-    def hollow(self) -> Conditioning:
-        """The same without data: shapes and plain values."""
-        return Conditioning(map_tensors(dict(self.arguments), hollow), self.shared)
 
 
 def hollow(tensor: torch.Tensor) -> torch.Tensor:
@@ -131,7 +115,7 @@ class ConditioningStore:
 
     def __init__(self) -> None:
         self._kept: dict[int, Conditioning] = {}
-        self._attached: dict[int, Any] = {}
+        self.attached: dict[int, Any] = {}  # networks that conditionings name by these numbers
 
     def peek(self, reference: ConditioningRef, meta: Mapping[str, torch.Tensor]) -> Conditioning:
         """The conditioning as far as PREPARE can know it: shapes for a new one, the real one otherwise. RequestError
@@ -157,22 +141,18 @@ class ConditioningStore:
     def _assemble(self, reference: ConditioningRef, tensors: Mapping[str, torch.Tensor]) -> Conditioning:
         """A new conditioning, of a request's tensors or of their meta twins."""
         items = [tensors[tensor_name(reference.id, place)] for place in range(reference.count)]
-        arguments = {key: restore(tree, items, self._attached) for key, tree in reference.trees.items()}
+        arguments = {key: restore(tree, items, self.attached) for key, tree in reference.trees.items()}
         return Conditioning(arguments, frozenset(reference.shared))
-
-    def attach(self, number: int, network: Any) -> None:
-        """Keep a network that conditionings name by this number."""
-        self._attached[number] = network
 
     def detach(self, kept: Iterable[int]) -> set[int]:
         """Forget networks but these, and conditionings that have one of them; return which went."""
-        gone = self._attached.keys() - set(kept)
+        gone = self.attached.keys() - set(kept)
         for number in gone:
-            del self._attached[number]
+            del self.attached[number]
         self._kept = {number: each for number, each in self._kept.items() if not each.names(gone)}
         return gone
 
     def clear(self) -> None:
         """Forget all."""
         self._kept.clear()
-        self._attached.clear()
+        self.attached.clear()

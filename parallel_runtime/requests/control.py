@@ -29,14 +29,12 @@ class Control(Protocol):
         On a GPU the step may be under way still. What this waits for, on the rank that tells the client, is what keeps
         the host from running ahead of it.
         """
-        ...
 
     def before_compiling(self) -> None:
         """The forwards that come may compile, which can take minutes."""
 
     def check_cancel(self) -> None:
         """Raise `Cancelled` if this rank has heard of a cancel. For PREPARE, where ranks need not agree."""
-        ...
 
     def loading(self, done: int, total: int) -> None:
         """So many bytes of weights are on the device; several times a second. Raises as `check_cancel`."""
@@ -54,7 +52,6 @@ class Control(Protocol):
     def vote_stop(self, members: dist.ProcessGroup | None) -> Callable[[], bool]:
         """Begin the same without waiting for the other ranks; what is returned waits, and tells. All ranks call both
         in the same order."""
-        ...
 
 
 class StopVotes:

@@ -15,37 +15,24 @@ _CONTEXT_BYTES = 2 * GIB
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A transformer as the cost model sees it.
+    """A transformer as the cost model sees it."""
 
-    Args:
-        title: how artists call the family.
-        heads: attention heads.
-        width: of a token inside of the blocks.
-        parameters: all of them.
-        block_sizes: parameters of every block, in forward order; blocks are what stages share out.
-        attentions: of every block, how many layers of self-attention it has.
-        image_parameters, text_parameters: weights that every image token, every text token is multiplied with.
-        bytes_per_parameter: 2 for bfloat16.
-        has_stages: PipeFusion can cut it.
-        why_whole: why ranks cannot share out the tokens of a picture, "" where they can.
-        shared_parameters: weights in the blocks that meet one row per picture and that the ranks of a sequence group
-            multiply in shares (networks/modulation.py).
-        parallel_blocks: blocks that attend and feed forward from one input (FLUX.1's single blocks); compiled, their
-            exchange over peer memory runs beside matrix products (exchange/peer_exchange.py).
-    """
-
-    title: str
-    heads: int
-    width: int
-    parameters: int
-    block_sizes: tuple[int, ...]
-    attentions: tuple[int, ...]
-    image_parameters: int
-    text_parameters: int
-    bytes_per_parameter: int = 2
-    has_stages: bool = False
-    why_whole: str = ""
+    title: str  # how artists call the family
+    heads: int  # attention heads
+    width: int  # of a token inside of the blocks
+    parameters: int  # all of them
+    block_sizes: tuple[int, ...]  # parameters of every block, in forward order; blocks are what stages share out
+    attentions: tuple[int, ...]  # of every block, how many layers of self-attention it has
+    image_parameters: int  # weights that every image token is multiplied with
+    text_parameters: int  # those of every text token
+    bytes_per_parameter: int = 2  # 2 for bfloat16
+    has_stages: bool = False  # PipeFusion can cut it
+    why_whole: str = ""  # why ranks cannot share out the tokens of a picture, "" where they can
+    # Weights in the blocks that meet one row per picture and that the ranks of a sequence group multiply in shares
+    # (networks/modulation.py).
     shared_parameters: int = 0
+    # Blocks that attend and feed forward from one input (FLUX.1's single blocks); compiled, their exchange over peer
+    # memory runs beside matrix products (exchange/peer_exchange.py).
     parallel_blocks: int = 0
 
     @property
@@ -80,25 +67,16 @@ class Seen:
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """What one request computes.
+    """What one request computes."""
 
-    Args:
-        tokens: of the image or video, per batch row.
-        text_tokens: that run through the blocks with them; 0 where text enters by cross-attention only.
-        batch: rows, CFG branches times pictures.
-        rows: token rows of the latent, frames × height, between which PipeFusion cuts it into patches; 1 where it
-            cannot be cut, 0: not known.
-        steps: of the run, over which the warm-up of PipeFusion is spread.
-        in_pool: the whole loop runs in the pool (Parallel Sampler). KSampler asks step by step, and stages then wait
-            for one another.
-    """
-
-    tokens: int
-    text_tokens: int = 0
-    batch: int = 1
+    tokens: int  # of the image or video, per batch row
+    text_tokens: int = 0  # that run through the blocks with them; 0 where text enters by cross-attention only
+    batch: int = 1  # rows, CFG branches times pictures
+    # Token rows of the latent, frames × height, between which PipeFusion cuts it into patches; 1 where it cannot be
+    # cut, 0: not known.
     rows: int = 0
-    steps: int = 28
-    in_pool: bool = True
+    steps: int = 28  # of the run, over which the warm-up of PipeFusion is spread
+    in_pool: bool = True  # the whole loop runs in the pool; asked step by step, stages wait for one another
 
     def most_patches(self, degree: int) -> int:
         """Patches of whole token rows of which every one has a token for each of `degree` ranks; 0: not even one."""
@@ -109,23 +87,15 @@ class RequestFacts:
 
 @dataclass(frozen=True)
 class LinkFacts:
-    """How ranks reach one another.
+    """How ranks reach one another."""
 
-    Args:
-        name: for people, "NVLink".
-        all_to_all: 10^9 bytes per second that a rank sends in an all-to-all, as the doctor measures it.
-        latency: seconds of one small exchange.
-        peer: 10^9 bytes per second from one rank to the next, point to point.
-        measured: on this machine; else a constant of the kind of link.
-        route: 10^9 bytes per second that a rank sends, and receives at once, by our own way through the host's memory
-            (exchange/host_exchange.py), which attention hides; 0: Ulysses does not take it.
-    """
-
-    name: str
-    all_to_all: float
-    latency: float
-    peer: float
-    measured: bool = False
+    name: str  # for people, "NVLink"
+    all_to_all: float  # 10^9 bytes per second that a rank sends in an all-to-all, as the doctor measures it
+    latency: float  # seconds of one small exchange
+    peer: float  # 10^9 bytes per second from one rank to the next, point to point
+    measured: bool = False  # on this machine; else a constant of the kind of link
+    # 10^9 bytes per second that a rank sends, and receives at once, by our own way through the host's memory
+    # (exchange/host_exchange.py), which attention hides; 0: Ulysses does not take it.
     route: float = 0.0
 
     @property
@@ -136,38 +106,24 @@ class LinkFacts:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """What the ranks run on; the slowest rank's numbers.
+    """What the ranks run on; the slowest rank's numbers."""
 
-    Args:
-        name: of the GPU.
-        matmul, attention: 10^12 floating point operations per second in 16 bit, sustained.
-        memory_rate: 10^9 bytes per second of device memory.
-        memory_bytes: that one rank may use; 0: not known.
-        link: between ranks of one host.
-        network: between hosts.
-        ranks_per_host: 0: all on one.
-        measured: on this machine; else a constant of the GPU's name.
-        speeds: of every rank beside the fastest (mesh/speeds.py), () where they are alike. Ranks measure them when they
-            start, so they are never kept.
-        host_bytes: of the host's memory that weights may take; 0: not known.
-        host_rate: 10^9 bytes per second that each GPU copies from the host's memory while all do; 0: not measured.
-        free_each: bytes that a model to be loaded can have of each rank's device when all others have left; () where
-            that is not known. The ranks were asked before the load, and agreed on it (engine/prepared_load.py); it is
-            never kept.
-    """
-
-    name: str
-    matmul: float
-    attention: float
-    memory_rate: float
-    memory_bytes: int
-    link: LinkFacts
-    network: LinkFacts | None = None
-    ranks_per_host: int = 0
-    measured: bool = False
+    name: str  # of the GPU
+    matmul: float  # 10^12 floating point operations per second in 16 bit, sustained
+    attention: float  # the same of its kernels
+    memory_rate: float  # 10^9 bytes per second of device memory
+    memory_bytes: int  # that one rank may use; 0: not known
+    link: LinkFacts  # between ranks of one host
+    network: LinkFacts | None = None  # between hosts
+    ranks_per_host: int = 0  # 0: all on one
+    measured: bool = False  # on this machine; else a constant of the GPU's name
+    # Of every rank beside the fastest (mesh/speeds.py), () where they are alike. Ranks measure them when they start, so
+    # they are never kept.
     speeds: tuple[float, ...] = ()
-    host_bytes: int = 0
-    host_rate: float = 0.0
+    host_bytes: int = 0  # of the host's memory that weights may take; 0: not known
+    host_rate: float = 0.0  # 10^9 bytes per second that each GPU copies from there while all do; 0: not measured
+    # Bytes that a model to be loaded can have of each rank's device when all others have left; () where that is not
+    # known. The ranks were asked before the load, and agreed on it (engine/prepared_load.py); it is never kept.
     free_each: tuple[int, ...] = ()
 
     @property
@@ -209,8 +165,7 @@ NVLINK = LinkFacts("NVLink", 290.0, 8e-6, 300.0)
 PCIE = LinkFacts("PCIe", 20.0, 15e-6, 22.0)
 HOST_MEMORY = LinkFacts("host memory (no P2P)", 30.0, 25e-6, 20.0)
 ETHERNET = LinkFacts("network", 1.1, 100e-6, 1.1)
-SLOW_GB_PER_SECOND = 60.0
-"""Below it a link counts as slow: everything but NVLink."""
+SLOW_GB_PER_SECOND = 60.0  # below it a link counts as slow: everything but NVLink
 
 CPU = MachineFacts("CPU", 0.05, 0.03, 1e6, 0, LinkFacts("host memory", 1e6, 0.0, 1e6))
 """CPU ranks are there to try a split out, and share their cores: exchange and memory cost nothing, so that `auto`

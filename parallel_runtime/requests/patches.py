@@ -23,20 +23,13 @@ class Attached:
 
 @dataclass(frozen=True)
 class Patch:
-    """A function, or an object that is called.
+    """A function, or an object that is called."""
 
-    Args:
-        code: "module:qualified name", one of those that the ranks know (networks/comfyui/node_rules.py).
-        number: the same number in one call is the same object; `values` stand with the first of them.
-        kept: of an object that remembers from step to step, its number in the life of ComfyUI's process; else 0.
-        since: objects with smaller numbers belong to runs that are over.
-        values: closure variables or attributes by name: numbers, tensors, `Attached`, other patches.
-    """
-
-    code: str
-    number: int
-    kept: int = 0
-    since: int = 0
+    code: str  # "module:qualified name", one of those that the ranks know (networks/comfyui/node_rules.py)
+    number: int  # the same number in one call is the same object; `values` stand with the first of them
+    kept: int = 0  # of an object that remembers from step to step, its number in the life of ComfyUI's process; else 0
+    since: int = 0  # objects with smaller numbers belong to runs that are over
+    # Closure variables or attributes by name: numbers, tensors, `Attached`, other patches.
     values: Mapping[str, Any] = field(default_factory=dict)
 
 

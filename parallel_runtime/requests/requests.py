@@ -1,4 +1,4 @@
-"""What can be asked of the engine. Plain typed data: tensors travel beside it, by name."""
+"""What can be asked of the engine, and what it answers. Plain typed data: tensors travel beside it, by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from ..said import Said
 from .comfyui_code import ComfyuiCode, HostLoop, Scalar
 from .facts import MachineFacts
 
@@ -14,25 +15,15 @@ INVOKABLE = ("preprocess_text_embeds",)
 
 
 class ConditioningRef(msgspec.Struct, frozen=True):
-    """Arguments of the transformer's call that stay the same over a sampling run: context and extras.
+    """Arguments of the transformer's call that stay the same over a sampling run: context and extras. Sent once; later
+    requests name it by `id` alone (`new` is false). Tensors of a new one travel under `tensor_name(id, place)`."""
 
-    Sent once; later requests name it by `id` alone (`new` is false). Tensors of a new one travel under
-    `tensor_name(id, place)`.
-
-    Args:
-        id: chosen by the client, unique in the life of a pool.
-        new: the tensors come with this request.
-        trees: each argument as plain data (trees.py); count: how many tensors are inside of them.
-        shared: arguments that are one for all rows of the batch, whatever their shape.
-        index: CFG branch, 0 positive and 1 negative (ComfyUI's cond_or_uncond).
-    """
-
-    id: int
-    new: bool = False
-    trees: dict[str, Any] = {}
-    count: int = 0
-    shared: tuple[str, ...] = ()
-    index: int = 0
+    id: int  # chosen by the client, unique in the life of a pool
+    new: bool = False  # the tensors come with this request
+    trees: dict[str, Any] = {}  # each argument as plain data (trees.py)
+    count: int = 0  # how many tensors are inside of them
+    shared: tuple[str, ...] = ()  # arguments that are one for all rows of the batch, whatever their shape
+    index: int = 0  # CFG branch, 0 positive and 1 negative (ComfyUI's cond_or_uncond)
 
 
 def tensor_name(conditioning: int, place: int) -> str:
@@ -50,27 +41,16 @@ PatchNames = tuple[str, str]
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Make a model resident.
+    """Make a model resident."""
 
-    Args:
-        model: the client's name for this model with this dtype and configuration.
-        path: file or diffusers folder.
-        dtype: a torch dtype's name.
-        config: `ParallelConfig.to_mapping()`.
-        ranks: how many of the pool's ranks, from rank 0, the configuration may use.
-        machine: what plans reckon with; None: exchange costs nothing, as between ranks on the CPU.
-        comfyui: whose network it is; None for diffusers'.
-        size: (width, height) of the picture that the answer explains a plan for.
-    """
-
-    model: str
-    path: str
-    dtype: str
-    config: dict[str, Scalar]
-    ranks: int
-    machine: MachineFacts | None = None
-    comfyui: ComfyuiCode | None = None
-    size: tuple[int, int] = (1024, 1024)
+    model: str  # the client's name for this model with this dtype and configuration
+    path: str  # file or diffusers folder
+    dtype: str  # a torch dtype's name
+    config: dict[str, Scalar]  # `ParallelConfig.to_mapping()`
+    ranks: int  # how many of the pool's ranks, from rank 0, the configuration may use
+    machine: MachineFacts | None = None  # what plans reckon with; None: exchange costs nothing, as on a CPU
+    comfyui: ComfyuiCode | None = None  # whose network it is; None for diffusers'
+    size: tuple[int, int] = (1024, 1024)  # (width, height) of the picture that the answer explains a plan for
 
 
 class Survey(msgspec.Struct, frozen=True, tag=True):
@@ -80,26 +60,16 @@ class Survey(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
-    """One call of the transformer, batched as ComfyUI batched it.
-
-    Tensors: `x` (B, C, ...) in the model's dtype, `timestep` (B,) float32, a new conditioning's own, and
-    `residual_name(place)` for each of a ControlNet's residuals.
-
-    Args:
-        kept: earlier conditionings that stay; all others are forgotten.
-        kind: under which the call is kept, prepared, so that a `Step` can repeat it; 0: it is not kept.
-        kept_kinds: earlier calls that stay prepared; all others are forgotten.
-        patches: that the weights are to have.
-        residuals: of a ControlNet, as `trees.flatten` gives them; they are others in each step.
-    """
+    """One call of the transformer, batched as ComfyUI does. Tensors: `x` (B, C, ...) in the model's dtype, `timestep`
+    (B,) float32, a new conditioning's own, and `residual_name(place)` for each of a ControlNet's residuals."""
 
     model: str
     conditioning: ConditioningRef
-    kept: tuple[int, ...] = ()
-    kind: int = 0
-    kept_kinds: tuple[int, ...] = ()
-    patches: PatchNames = ("", "")
-    residuals: Any = None
+    kept: tuple[int, ...] = ()  # earlier conditionings that stay; all others are forgotten
+    kind: int = 0  # under which the call is kept, prepared, so that a `Step` can repeat it; 0: it is not kept
+    kept_kinds: tuple[int, ...] = ()  # earlier calls that stay prepared; all others are forgotten
+    patches: PatchNames = ("", "")  # that the weights are to have
+    residuals: Any = None  # of a ControlNet, as `trees.flatten` gives them; they are others in each step
 
 
 def residual_name(place: int | str) -> str:
@@ -108,11 +78,9 @@ def residual_name(place: int | str) -> str:
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """A call of a kind that was prepared by an earlier `Forward`: the same but for the values of its tensors.
-
-    Tensors: `x`, `timestep` and residuals, of the shapes and dtypes of that `Forward`. Nothing about it can fail for a
-    reason of the request, so it has no PREPARE. The client names only kinds that all ranks keep.
-    """
+    """A call of a kind that was prepared by an earlier `Forward`: the same but for the values of its tensors, which are
+    `x`, `timestep` and residuals, of the shapes and dtypes of that `Forward`. Nothing about it can fail for a reason of
+    the request, so it has no PREPARE. The client names only kinds that all ranks keep."""
 
     kind: int
 
@@ -123,33 +91,25 @@ def share_name(branch: int, argument: str) -> str:
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
-    """A whole denoising loop.
-
-    Tensors: `x` (B, C, ...) float32, the noised start latent; `sigmas` (steps + 1,) float32, and as long `timesteps`,
-    what the transformer is told at each; with `inpaint` also `mask`, `latent_image`, `noise`, shaped like `x`; with
-    `concat` also one `concat_name(index)` per branch, channels that are appended to its x at every step; and the new
-    conditionings' own. `prediction` names what the transformer's output means (sampling.denoiser), `patches` what the
-    weights are to have; branches that are alike are one forward if `joined`. Where the model makes timesteps of the
-    loop's, `own_timesteps` has (branch, name, what it is counted from), "" for the first, and with each comes a
-    `share_name(branch, name)`.
-    With `inpaint_clean` the model sees what a mask keeps without noise. With `host`, the latent that comes back is
-    scaled as ComfyUI's sampler returns it.
-    """
+    """A whole denoising loop. Tensors: `x` (B, C, ...) float32, the noised start latent; `sigmas` (steps + 1,) float32,
+    and as long `timesteps`, what the transformer is told at each; and the new conditionings' own."""
 
     model: str
     sampler: str
     branches: tuple[ConditioningRef, ...]
     cfg: float
-    inpaint: bool = False
-    inpaint_clean: bool = False
+    inpaint: bool = False  # `mask`, `latent_image` and `noise` come, too, shaped like `x`
+    inpaint_clean: bool = False  # the model sees what a mask keeps without noise
+    # Where the model makes timesteps of the loop's, (branch, name, what it is counted from), "" for the first; with
+    # each comes a `share_name(branch, name)`.
     own_timesteps: tuple[tuple[int, str, float], ...] = ()
     preview: bool = False
     kept: tuple[int, ...] = ()
-    prediction: str = "flow"
-    concat: bool = False
-    patches: PatchNames = ("", "")
-    joined: bool = True
-    host: HostLoop | None = None
+    prediction: str = "flow"  # what the transformer's output means (sampling/denoiser.py)
+    concat: bool = False  # a `concat_name(index)` comes for each branch: channels appended to its x at every step
+    patches: PatchNames = ("", "")  # that the weights are to have
+    joined: bool = True  # branches that are alike are one forward
+    host: HostLoop | None = None  # with it the latent that comes back is scaled as ComfyUI's sampler returns it
 
 
 class Invoke(msgspec.Struct, frozen=True, tag=True):
@@ -164,75 +124,46 @@ class Invoke(msgspec.Struct, frozen=True, tag=True):
 
 
 class VaeFile(msgspec.Struct, frozen=True):
-    """A VAE as ComfyUI loads it.
+    """A VAE as ComfyUI loads it."""
 
-    Args:
-        path: a file of a VAE, or a checkpoint with one.
-        checkpoint: which of both.
-        dtype: a torch dtype's name, that it computes in.
-        size: bytes of its weights in that type.
-        metadata: that Load VAE adds to the file's own; None for none.
-    """
-
-    path: str
-    checkpoint: bool
-    dtype: str
-    size: int
+    path: str  # a file of a VAE, or a checkpoint with one
+    checkpoint: bool  # which of both
+    dtype: str  # a torch dtype's name, that it computes in
+    size: int  # bytes of its weights in that type
     comfyui: ComfyuiCode
-    metadata: dict[str, Scalar] | None = None
+    metadata: dict[str, Scalar] | None = None  # that Load VAE adds to the file's own; None for none
 
 
 class RunVae(msgspec.Struct, frozen=True, tag=True):
-    """Encode or decode; the VAE is loaded where it is not there.
-
-    Tensors: `x`, a latent (B, C, ...) or what its VAE makes one of, in the VAE's dtype.
-
-    Args:
-        half: "encoder" or "decoder".
-        ranks: how many of the pool's ranks, from rank 0, may share it.
-        memory: bytes that it may take beside the weights on a single rank, estimated.
-        seed: of noise that a decoder adds.
-        options: further arguments of ComfyUI's method.
-    """
+    """Encode or decode; the VAE is loaded where it is not there. Tensors: `x`, a latent (B, C, ...) or what its VAE
+    makes one of, in the VAE's dtype."""
 
     vae: str
     file: VaeFile
-    half: str
-    ranks: int
-    memory: int = 0
-    seed: int = 0
-    options: dict[str, Scalar] = {}
+    half: str  # "encoder" or "decoder"
+    ranks: int  # how many of the pool's ranks, from rank 0, may share it
+    memory: int = 0  # bytes that it may take beside the weights on a single rank, estimated
+    seed: int = 0  # of noise that a decoder adds
+    options: dict[str, Scalar] = {}  # further arguments of ComfyUI's method
 
 
 class KeepPatches(msgspec.Struct, frozen=True, tag=True):
-    """Keep weight patches for requests to come, by the names of their contents (patching/patch_data.py).
+    """Keep weight patches for requests to come, by the names of their contents (patching/patch_data.py). Tensors: each
+    factor and each set, (bytes,) uint8, by its name."""
 
-    Tensors: each factor and each set, (bytes,) uint8, by its name.
-
-    Args:
-        comfyui: whose code is to compute with them.
-        kept: earlier sets that stay, with their factors; all others are forgotten first. None: all stay.
-    """
-
-    comfyui: ComfyuiCode
+    comfyui: ComfyuiCode  # whose code is to compute with them
     factors: tuple[str, ...] = ()
     sets: tuple[str, ...] = ()
-    kept: tuple[str, ...] | None = None
+    kept: tuple[str, ...] | None = None  # earlier sets that stay; all others are forgotten first. None: all stay
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
     """Bring a network beside the model, which patches in conditionings name by its number, or let go of others.
-
-    Tensors: `attached_name(place)` each; those of one network may come in several requests, one after the other.
-
-    Args:
-        form: what it is made of (networks/comfyui/module_tree.py), with the last tensors; None before.
-        kept: earlier networks that stay; all others are forgotten, with the calls that name them. None: all stay.
-    """
+    Tensors: `attached_name(place)` each; those of one network may come in several requests, one after the other."""
 
     number: int = 0
-    form: Any = None
-    kept: tuple[int, ...] | None = None
+    form: Any = None  # what it is made of (networks/comfyui/module_tree.py), with the last tensors; None before
+    kept: tuple[int, ...] | None = None  # earlier networks that stay, the rest goes with its calls. None: all stay
 
 
 def attached_name(place: int) -> str:
@@ -249,3 +180,55 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 
 
 Request = Load | Survey | Forward | Step | Sample | Invoke | RunVae | KeepPatches | Attach | Release
+
+
+class PlanDetails(msgspec.Struct, frozen=True):
+    """A plan for one request of one model, and what it was predicted to take: 0 where nothing can be predicted (on a
+    CPU, for a U-Net)."""
+
+    model: str
+    degrees: dict[str, int]  # by `ParallelConfig`'s axes, outermost first; their product is the ranks that compute
+    patches: int  # parts that stages cut the picture into; 1 where they work in turn, or there is one
+    stage_blocks: tuple[int, ...]  # blocks of every stage
+    heads: int  # of the model
+    blocks: int  # of the model
+    tokens: int  # of the request
+    batch: int  # of the request: CFG branches times pictures
+    step_seconds: float = 0.0  # of this plan
+    one_gpu_seconds: float = 0.0  # of a step on one GPU
+    memory_bytes: int = 0  # for the GPU that needs the most
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `Load`."""
+
+    family: str  # as artists call it
+    bytes_per_rank: int  # parameter bytes that one rank holds
+    reused: bool  # it was resident already
+    explanation: Said  # the plan for a single picture, in words
+    machine: MachineFacts | None = None  # what plans now reckon with, measured where the request did not know
+    stages: int = 1  # that the weights are split into; a `Forward` runs through them one after the other
+    held: dict[str, int] | None = None  # see `Finished`
+    details: PlanDetails | None = None  # of that plan
+
+
+class Surveyed(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `Survey`."""
+
+    free_each: tuple[int, ...]  # see `MachineFacts`
+    # Of weights on the rank that has the most, as they would be planned were all of a GPU free; 0 where they are there.
+    needs_bytes: int
+    held: dict[str, int] | None = None  # see `Finished`
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """Answer to the other requests."""
+
+    plan: Said = Said("")  # the plan that ran it, one sentence
+    bytes_freed: int = 0  # over one rank, for `Release`
+    # Bytes of weights on this rank's device by model, which may have them in common; None for as before.
+    held: dict[str, int] | None = None
+    details: PlanDetails | None = None  # of the plan; None for as before, in answers to a `Step`
+
+
+Answer = Loaded | Surveyed | Finished

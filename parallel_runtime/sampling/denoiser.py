@@ -22,13 +22,9 @@ from .samplers import Evaluation
 
 @dataclass(frozen=True)
 class Prediction:
-    """A parameterization. All functions work position by position; sigma is 0-dim, on x's device.
-
-    Args:
-        model_input: (x, sigma) -> what the transformer sees.
-        denoised: (x, output, sigma) -> denoised latent, in x's dtype.
-        add_noise: (latent, noise, sigma) -> the point of the noise path at sigma.
-    """
+    """A parameterization. All functions work position by position; sigma is 0-dim, on x's device: what the transformer
+    sees of (x, sigma); the denoised latent, in x's dtype, of (x, output, sigma); the point of the noise path at sigma
+    of (latent, noise, sigma)."""
 
     name: str
     model_input: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -68,18 +64,12 @@ V_PREDICTION = Prediction("v_prediction", _unit_variance, _denoised_from_v, _exp
 PREDICTIONS: Mapping[str, Prediction] = MappingProxyType({kind.name: kind for kind in (FLOW, EPS, V_PREDICTION)})
 
 Predict = Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]
-"""(x (B, C, ...) float32, timestep (B,) float32) -> one output like x per CFG branch: cond, then uncond if any.
-
-All branches of a step are asked for in one call, so that they can share a batch or be split over the cfg axis.
-"""
+"""(x (B, C, ...) float32, timestep (B,) float32) -> one output like x per CFG branch: cond, then uncond if any. All of
+a step are asked for in one call, so that they can share a batch or be split over the cfg axis."""
 
 
 def check_guidance(branches: int, cfg: float) -> None:
-    """Refuse, before the first evaluation, a CFG that one or two branches cannot be combined by.
-
-    Raises:
-        RequestError: it is no number, or needs an unconditional branch that is missing.
-    """
+    """RequestError, before the first evaluation, for a CFG that is no number, or needs a branch that is missing."""
     if not math.isfinite(cfg):
         raise RequestError("CFG is {cfg}, which is no number.", "Set it to a number.", cfg=cfg)
     if branches == 1 and not _is_one(cfg):
@@ -93,14 +83,9 @@ def _is_one(cfg: float) -> bool:
 
 @dataclass(frozen=True)
 class Inpaint:
-    """Keeps a latent where the mask is 0. Tensors are float32 and broadcastable to x, on x's device.
-
-    Args:
-        mask: 1 where the picture is made anew, 0 where it stays; values between mix.
-        latent_image: what stays, on the scale of the model (after ComfyUI's process_in).
-        noise: what the kept part is noised with while the loop runs.
-        clean: it is not noised: the model is told that it is finished.
-    """
+    """Keeps `latent_image`, on the scale of the model (after ComfyUI's process_in), where the mask is 0; values between
+    0 and 1 mix. While the loop runs, the kept part is noised with `noise`, or not if `clean`: the model is told that it
+    is finished. Tensors are float32 and broadcastable to x, on x's device."""
 
     mask: torch.Tensor
     latent_image: torch.Tensor
@@ -123,14 +108,10 @@ class Inpaint:
 
 @dataclass(frozen=True)
 class Denoiser:
-    """`denoise(evaluation)`: what samplers call, made of `predict`. Works on any part of a latent.
+    """`denoise(evaluation)`: what samplers call, made of `predict`, which may return a lower precision. Works on any
+    part of a latent. `timesteps`, (steps + 1,) float32 on x's device, are ComfyUI's for each sigma of the run.
 
     A pipeline, in which other ranks run the transformer, uses `masked`, `model_input` and `finish` instead of the call.
-
-    Args:
-        predict: see `Predict`; may return a lower precision, the latent stays in x's.
-        timesteps: (steps + 1,) float32 on x's device: ComfyUI's timestep for each sigma of the run.
-        cfg: guidance scale.
     """
 
     predict: Predict

@@ -12,12 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-FIRST = ""
-"""Name of the call's timestep, beside those of arguments that are timesteps, too."""
-BESIDE = ("a_timestep",)
-"""Arguments of the network that are timesteps."""
-Timesteps = Mapping[int, Mapping[str, torch.Tensor]]
-"""Of each CFG branch, by name."""
+FIRST = ""  # name of the call's timestep, beside those of arguments that are timesteps, too
+BESIDE = ("a_timestep",)  # arguments of the network that are timesteps
+Timesteps = Mapping[int, Mapping[str, torch.Tensor]]  # of each CFG branch, by name
 
 
 @dataclass(frozen=True)
@@ -40,11 +37,8 @@ def are_plain(found: Timesteps, timestep: torch.Tensor) -> bool:
 def find_own_timesteps(
     first: tuple[torch.Tensor, Timesteps], second: tuple[torch.Tensor, Timesteps]
 ) -> Mapping[int, Mapping[str, OwnTimestep]] | None:
-    """What each timestep is of the loop's; None where one of them is no share of it.
-
-    Args:
-        first, second: of an evaluation, the loop's timestep (B,) float32, and what the model made of it.
-    """
+    """What each timestep is of the loop's; None where one of them is no share of it. `first` and `second` are the
+    loop's timestep (B,) float32 of an evaluation, and what the model made of it."""
     found: dict[int, dict[str, OwnTimestep]] = {}
     for index, named in first[1].items():
         for name, value in named.items():

@@ -14,65 +14,48 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A denoised latent that a run asks for, one a step.
+    """That a run asks for the denoised latent of `x` (B, C, ...) float32, at step `index`, from 0; `sigma` is its noise
+    level, 0-dim, on x's device: arithmetic with it never waits for the GPU."""
 
-    Args:
-        x: what to denoise, (B, C, ...) float32.
-        sigma: noise level of `x`, 0-dim, on x's device: arithmetic with it never waits for the GPU.
-        index: of the step, from 0; of `sigma` in the run's list.
-    """
-
-    x: torch.Tensor
-    sigma: torch.Tensor
+    x: Tensor
+    sigma: Tensor
     index: int
 
 
-Steps = Generator[Evaluation, torch.Tensor, torch.Tensor]
+Steps = Generator[Evaluation, Tensor, Tensor]
 """Yields evaluations, is sent the denoised latent of each, returns x at the last sigma."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step whose denoised latent is known.
-
-    Args:
-        sigma, sigma_next: where it starts and ends, 0-dim on x's device.
-        ends_clean: nothing but the denoised latent is left after it.
-        previous: sigma and denoised latent of the step before; None on the first.
-    """
-
-    sigma: torch.Tensor
-    sigma_next: torch.Tensor
-    ends_clean: bool
-    previous: tuple[torch.Tensor, torch.Tensor] | None
-
-
-Rule = Callable[[Step, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(step, x, denoised) -> x at the end of the step."""
-Denoise = Callable[[Evaluation], torch.Tensor]
-"""evaluation -> denoised latent like its x."""
-OnStep = Callable[[Evaluation, torch.Tensor], None]
+Before = tuple[Tensor, Tensor] | None
+"""Sigma and denoised latent of the step before; None on the first step, and where nothing but the denoised latent is
+left at its end."""
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Before], Tensor]
+"""(x, denoised, sigma, sigma_next, before) -> x at the end of a step from sigma to sigma_next, 0-dim on x's device."""
+OnStep = Callable[[Evaluation, Tensor], None]
 """(evaluation of a step, its denoised latent), before the step is taken; what it raises ends the run."""
 
 
-def take_steps(rule: Rule, x: torch.Tensor, sigmas: torch.Tensor) -> Steps:
+def take_steps(rule: Rule, x: Tensor, sigmas: Tensor) -> Steps:
     """A run of the steps between sigmas, float32, of which only the last may be 0, over x (B, C, ...) float32, a latent
     noised to the first or a part of it; all its state is in the generator."""
     levels, sigmas = sigmas.tolist(), sigmas.to(x.device)  # the host waits for sigmas here, and in no step
-    previous = None
+    before = None
     for index, level in enumerate(levels[1:]):
         denoised = yield Evaluation(x, sigmas[index], index)
-        x = rule(Step(sigmas[index], sigmas[index + 1], level == 0, previous), x, denoised)
-        previous = sigmas[index], denoised
+        x = rule(x, denoised, sigmas[index], sigmas[index + 1], before if level else None)
+        before = sigmas[index], denoised
     return x
 
 
 @torch.no_grad()
-def run_steps(rule: Rule, denoise: Denoise, x: torch.Tensor, sigmas: torch.Tensor, on_step: OnStep) -> torch.Tensor:
+def run_steps(
+    rule: Rule, denoise: Callable[[Evaluation], Tensor], x: Tensor, sigmas: Tensor, on_step: OnStep
+) -> Tensor:
     """Run over the whole latent and return x at the last sigma; arguments as for `take_steps`."""
     run = take_steps(rule, x, sigmas)
     try:
@@ -87,17 +70,17 @@ def run_steps(rule: Rule, denoise: Denoise, x: torch.Tensor, sigmas: torch.Tenso
         return finished.value
 
 
-def euler(step: Step, x: torch.Tensor, denoised: torch.Tensor) -> torch.Tensor:
+def euler(x: Tensor, denoised: Tensor, sigma: Tensor, sigma_next: Tensor, before: Before) -> Tensor:
     """First order along the probability-flow ODE (Karras et al. 2022, algorithm 1 without its correction)."""
-    return x + (x - denoised) / step.sigma * (step.sigma_next - step.sigma)
+    return x + (x - denoised) / sigma * (sigma_next - sigma)
 
 
-def dpmpp_2m(step: Step, x: torch.Tensor, denoised: torch.Tensor) -> torch.Tensor:
+def dpmpp_2m(x: Tensor, denoised: Tensor, sigma: Tensor, sigma_next: Tensor, before: Before) -> Tensor:
     """DPM-Solver++(2M), Lu et al. 2022, in the log of sigma; first order at the first step and on the way to 0."""
-    log_sigma, log_next = step.sigma.log(), step.sigma_next.log()
+    log_sigma, log_next = sigma.log(), sigma_next.log()
     towards = denoised
-    if step.previous is not None and not step.ends_clean:
-        previous_sigma, previous_denoised = step.previous
+    if before is not None:
+        previous_sigma, previous_denoised = before
         reach = (previous_sigma.log() - log_sigma) / (log_sigma - log_next)
         weight = 1 / (2 * reach)
         towards = (1 + weight) * denoised - weight * previous_denoised

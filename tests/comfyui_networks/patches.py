@@ -49,7 +49,7 @@ def travel(options: Mapping[str, Any], x: torch.Tensor) -> dict[str, Any]:
     for network in attached_in(carried):
         parts: list[torch.Tensor] = []
         form = describe_module(network.module, parts)
-        store.attach(network.number, build_module(form, [part.clone() for part in parts]))
+        store.attached[network.number] = build_module(form, [part.clone() for part in parts])
     reference, tensors = refer(1, {"options": carried})
     (given,) = store.take([reference], {name: tensor.clone() for name, tensor in tensors.items()})
     return LivePatches(torch.device("cpu")).put_in(given.arguments["options"])

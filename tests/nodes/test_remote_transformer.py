@@ -18,7 +18,7 @@ from nodes.run_notices import STOPPED, RunNotices
 from nodes.transformer_call import TransformerCall
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import PoolError, RequestError
-from parallel_runtime.requests.answers import PlanDetails
+from parallel_runtime.requests.requests import PlanDetails
 from parallel_runtime.said import said
 from tests.workers.loops import make_loop
 from workers.client.client import ModelRequest, never

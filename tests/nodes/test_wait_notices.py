@@ -8,7 +8,7 @@ from nodes.panel import settings
 from nodes.panel.run_history import RunHistory, RunRecord, Span
 from nodes.panel.settings import language_of, read_settings
 from nodes.run_notices import RunNotices
-from parallel_runtime.requests.answers import Finished, PlanDetails
+from parallel_runtime.requests.requests import Finished, PlanDetails
 from parallel_runtime.said import Said
 from workers.client.life import Wait
 

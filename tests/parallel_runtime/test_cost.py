@@ -19,7 +19,7 @@ from parallel_runtime.exchange.host_memory import HostMemory
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.facts import describe
 from parallel_runtime.networks.stages import all_blocks, let_go
-from parallel_runtime.planning.cost import predict
+from parallel_runtime.planning.cost import PlannedStep
 from parallel_runtime.planning.cut import assign_blocks, most_parameters
 from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, Seen, known_gpu
 from tests.parallel_runtime.host_route_run import PolledMemory
@@ -74,7 +74,7 @@ def test_the_fullest_rank_is_predicted_with_the_weights_that_its_stage_holds(mem
         let_go(transformer, FLUX.cut, owned)
         held.append(sum(2 * parameter.numel() for parameter in transformer.parameters()))
     # Keys and values weigh less than the difference of two stages here.
-    assert predict(plan, FLUX_DEV, flux_request(256), machine, True).weight_bytes == max(held)
+    assert PlannedStep(plan, FLUX_DEV, flux_request(256), machine, True).cost().weight_bytes == max(held)
     if memory == 130:
         rows = json.loads((RESULTS / "pipefusion_step.json").read_text())["rows"]
         measured = [row["weights_gib"] for row in rows if row["plan"].startswith("stages 4 ")]
@@ -87,7 +87,7 @@ def test_the_fullest_rank_is_predicted_with_the_weights_that_its_stage_holds(mem
 def test_stages_that_hold_all_blocks_and_one_rank_weigh_as_much_and_only_stages_keep_keys_and_values():
     request, plan = flux_request(1024), ParallelPlan(pipe=4, patches=4, warmup_steps=1)
     whole, stages, unsplit = (
-        predict(plan, FLUX_DEV, request, H200, True, split)
+        PlannedStep(plan, FLUX_DEV, request, H200, True, split).cost()
         for plan, split in ((ParallelPlan(), True), (plan, True), (plan, False))
     )
     assert whole.weight_bytes == unsplit.weight_bytes == FLUX_DEV.parameters * 2 > stages.weight_bytes
@@ -101,7 +101,7 @@ def test_unlike_ranks_are_predicted_to_share_by_their_speed():
     fast = replace(H200, speeds=(1.0, 0.5))
 
     def computing(machine, **plan) -> float:
-        cost = predict(ParallelPlan(**plan), FLUX_DEV, flux_request(2048), machine, True)
+        cost = PlannedStep(ParallelPlan(**plan), FLUX_DEV, flux_request(2048), machine, True).cost()
         return cost.seconds - cost.exchange_seconds
 
     staged = {"pipe": 2, "patches": 2, "warmup_steps": 1}
@@ -117,7 +117,7 @@ def test_unlike_ranks_are_predicted_to_share_by_their_speed():
 
 def test_warm_up_and_step_by_step_sampling_make_stages_slower_and_links_make_ulysses_slower():
     def seconds(machine=H200, request=flux_request(1024), **plan) -> float:  # noqa: B008 - frozen
-        return predict(ParallelPlan(**plan), FLUX_DEV, request, machine, True).seconds
+        return PlannedStep(ParallelPlan(**plan), FLUX_DEV, request, machine, True).cost().seconds
 
     short, long = seconds(pipe=4, patches=4, warmup_steps=1), seconds(pipe=4, patches=4, warmup_steps=9)
     step_by_step = seconds(pipe=4, patches=4, warmup_steps=1, request=replace(flux_request(1024), in_pool=False))
@@ -128,7 +128,9 @@ def test_warm_up_and_step_by_step_sampling_make_stages_slower_and_links_make_uly
     assert seconds(without_p2p, pipe=4, patches=4, warmup_steps=1) < seconds(without_p2p, ulysses=4)
     # Nine heads on four ranks: each computes three of twelve.
     odd = replace(FLUX_DEV, heads=9)
-    padded, even = (predict(ParallelPlan(ulysses=4), m, flux_request(2048), H200, True) for m in (odd, FLUX_DEV))
+    padded, even = (
+        PlannedStep(ParallelPlan(ulysses=4), m, flux_request(2048), H200, True).cost() for m in (odd, FLUX_DEV)
+    )
     assert padded.seconds > even.seconds
 
 
@@ -137,7 +139,7 @@ def test_weights_that_ranks_share_are_read_once_by_the_ranks_of_a_sequence_group
 
     def gained(**plan) -> float:
         whole, shared = (
-            predict(ParallelPlan(**plan), model, flux_request(1024), H200, True).seconds
+            PlannedStep(ParallelPlan(**plan), model, flux_request(1024), H200, True).cost().seconds
             for model in (unshared, FLUX_DEV)
         )
         return whole - shared
@@ -153,7 +155,7 @@ def test_only_ulysses_over_peer_memory_hides_the_exchange_of_parallel_blocks_and
     def hidden(link=NVLINK, compiled=True, **plan) -> float:
         machine = replace(H200, link=link)
         exposed, partly = (
-            predict(ParallelPlan(**plan), model, flux_request(1024), machine, compiled).exchange_seconds
+            PlannedStep(ParallelPlan(**plan), model, flux_request(1024), machine, compiled).cost().exchange_seconds
             for model in (serial, FLUX_DEV)
         )
         return exposed - partly
@@ -169,7 +171,7 @@ def test_only_ulysses_over_peer_memory_hides_the_exchange_of_parallel_blocks_and
 def test_our_way_through_the_host_hides_all_but_a_part_behind_attention_or_as_much_as_attention_takes():
     def exchanged(rate: float, route: float, **plan) -> float:
         machine = replace(H200, link=replace(HOST_MEMORY, all_to_all=rate, latency=0.0, route=route))
-        return predict(ParallelPlan(**plan), FLUX_DEV, flux_request(1024), machine, True).exchange_seconds
+        return PlannedStep(ParallelPlan(**plan), FLUX_DEV, flux_request(1024), machine, True).cost().exchange_seconds
 
     tokens = 4096 + 512
     sent = FLUX_DEV.blocks * 4 * tokens / 2 * 3072 * 2 / 2  # query, key, value and output, half of the heads
@@ -182,10 +184,10 @@ def test_our_way_through_the_host_hides_all_but_a_part_behind_attention_or_as_mu
 
 def test_groups_that_span_hosts_are_as_fast_as_the_network():
     hosts = replace(H200, network=HOST_MEMORY, ranks_per_host=2)
-    inside = predict(ParallelPlan(ulysses=2), FLUX_DEV, flux_request(1024), hosts, True)
-    across = predict(ParallelPlan(ulysses=4), FLUX_DEV, flux_request(1024), hosts, True)
+    inside = PlannedStep(ParallelPlan(ulysses=2), FLUX_DEV, flux_request(1024), hosts, True).cost()
+    across = PlannedStep(ParallelPlan(ulysses=4), FLUX_DEV, flux_request(1024), hosts, True).cost()
     assert inside.exchange_seconds < across.exchange_seconds
-    apart = predict(ParallelPlan(cfg=2, ulysses=2), FLUX_DEV, flux_request(1024, 2), hosts, True)
+    apart = PlannedStep(ParallelPlan(cfg=2, ulysses=2), FLUX_DEV, flux_request(1024, 2), hosts, True).cost()
     assert apart.exchange_seconds == inside.exchange_seconds
 
 
@@ -237,7 +239,7 @@ def test_nothing_is_measured_on_the_cpu():
 def test_what_a_quantised_file_computes_is_sent_in_16_bit(stored):
     machine, request = known_gpu("NVIDIA GeForce RTX 4090", 0, HOST_MEMORY), flux_request(1024)
     plain, found = (
-        predict(ParallelPlan(ulysses=2), replace(FLUX_DEV, bytes_per_parameter=size), request, machine, True)
+        PlannedStep(ParallelPlan(ulysses=2), replace(FLUX_DEV, bytes_per_parameter=size), request, machine, True).cost()
         for size in (2, stored)
     )
     assert found.exchange_seconds == plain.exchange_seconds

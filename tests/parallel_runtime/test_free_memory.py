@@ -13,10 +13,9 @@ from parallel_runtime import memory
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine.residency import Residency
 from parallel_runtime.planning import cost_constants
-from parallel_runtime.requests.answers import Surveyed
 from parallel_runtime.requests.facts import CPU as CPU_FACTS
 from parallel_runtime.requests.facts import GIB, PCIE, known_gpu
-from parallel_runtime.requests.requests import Load, Survey
+from parallel_runtime.requests.requests import Load, Survey, Surveyed
 from tests.parallel_runtime.test_weight_store import CONFIG, Rank
 from tests.threaded_ranks import CPU, ThreadedPool
 from tests.tiny_flux import tiny_config, weights_file, write_diffusers_folder

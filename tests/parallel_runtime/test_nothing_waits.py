@@ -112,5 +112,5 @@ def test_no_adapter_waits_in_its_calls(family):
     with NothingWaits():
         for own in own_calls([branch, branch], single_rank_mesh()):
             text = own.conditioning
-            arguments = spec.to_transformer(own.x, own.timestep, text.context, config, **text.extras)
+            arguments = spec.to_transformer(own.x, own.timestep, config=config, **text.arguments)
             assert all(leaf.device == META for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))

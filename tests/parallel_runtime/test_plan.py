@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.flux_facts import FLUX_DEV, flux_request
 from parallel_runtime.config import AXES, ParallelConfig, ParallelPlan
 from parallel_runtime.errors import ConfigurationError
-from parallel_runtime.planning.cost import predict
+from parallel_runtime.planning.cost import PlannedStep
 from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.plan import choose, plan_loading
 from parallel_runtime.planning.wish import TYPICAL, Wish, check_steps
@@ -209,7 +209,7 @@ def test_a_plan_fits_the_ranks_and_keeps_what_is_set_or_is_refused_where_auto_is
 @given(ranks=ranks, model=models, request=requests, machine=machines, compiled=st.booleans())
 def test_what_auto_chooses_is_never_predicted_slower_than_one_gpu(ranks, model, request, machine, compiled):
     choice = choose(Wish(replace(FASTER, compile=compiled), ranks, model, request, machine))
-    alone = predict(ParallelPlan(), model, request, machine, compiled)
+    alone = PlannedStep(ParallelPlan(), model, request, machine, compiled).cost()
     fits = not machine.memory_bytes or alone.bytes <= machine.memory_bytes
     assert not fits or choice.cost.seconds <= alone.seconds
     assert choice.plan.pipe == 1 or choice.reason in ("memory", "links")

@@ -32,8 +32,7 @@ def branch(seed: int, height: float, batch: int, text: int = 5) -> Call:
 
 def arguments(call: Call) -> dict[str, torch.Tensor]:
     """What the transformer would get, flat."""
-    extras = call.conditioning.extras
-    given = PIXART.to_transformer(call.x, call.timestep, call.conditioning.context, ALPHA, **extras)
+    given = PIXART.to_transformer(call.x, call.timestep, config=ALPHA, **call.conditioning.arguments)
     return {**given.pop("added_cond_kwargs"), **given}
 
 
@@ -56,7 +55,8 @@ def test_a_conditioning_for_all_pictures_is_spread_over_them_before_it_is_joined
     (joined,) = merge([both, one])
     assert arguments(select(joined, 3, 4))["resolution"].tolist() == [[1024.0, 768.0]]
     assert torch.equal(
-        arguments(select(joined, 2, 4))["encoder_hidden_states"], one.conditioning.context.expand(2, -1, -1)
+        arguments(select(joined, 2, 4))["encoder_hidden_states"],
+        one.conditioning.arguments["context"].expand(2, -1, -1),
     )
 
 

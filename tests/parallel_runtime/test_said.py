@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parallel_runtime.errors import PoolError, RequestError
-from parallel_runtime.requests.answers import Finished
+from parallel_runtime.requests.requests import Finished
 from parallel_runtime.said import Said, as_said, said, together
 from workers.wire.error_info import describe, of_all_ranks, revive
 from workers.wire.frames import FrameError, decode_header, encode_header

@@ -344,9 +344,9 @@ def test_comfyuis_own_sampler_over_our_denoiser_gives_its_latent(comfy, name, cf
     indices = [0, 1] if cfg != 1.0 or name.endswith("cfg_pp") else [0]
     guider = load_guider(Guider(CFG, {"cfg": cfg}), indices)
     evaluate = SimpleNamespace(
-        some=lambda x, timestep, asked: [predict(x, timestep)[each.branch] for each in asked],
+        some=lambda x, timestep, asked: [predict(x, timestep)[branch] for branch, _ in asked],
         agreed=lambda x: x,
-        branches=[SimpleNamespace(arguments={"context"})] * 2,
+        branches=[SimpleNamespace(arguments={"context": None})] * 2,
     )
     model = GuidedModel(guider, evaluate, sampling, Inpaint(mask, latent, noise) if masked else None, sigmas)
     ours = model.sample(

@@ -81,9 +81,7 @@ def test_cfg_2_and_data_2_give_the_one_process_result_on_every_rank():
     unet = build(KOALA)
     for name, calls in requests().items():
         for position, call in enumerate(calls):
-            given = SDXL.to_transformer(
-                call.x, call.timestep, call.conditioning.context, unet.config, **call.conditioning.extras
-            )
+            given = SDXL.to_transformer(call.x, call.timestep, config=unet.config, **call.conditioning.arguments)
             with torch.no_grad():
                 expected = unet(**given).sample
             for number, plan in enumerate(PLANS):

@@ -269,7 +269,7 @@ def test_a_file_that_was_replaced_is_read_anew_and_its_old_weights_go(tmp_path):
         rank.forward(path)
     assert not rank.load(path).reused
     assert not torch.equal(rank.forward(path), before)
-    assert len(rank.engine.residency.store._models) == 1
+    assert len(rank.engine.residency.store.models) == 1
 
 
 def test_a_cancel_or_a_failure_in_the_middle_of_a_load_leaves_no_memory_taken(files, monkeypatch):
@@ -319,9 +319,9 @@ def test_names_are_forgotten_in_the_order_of_their_use(files, monkeypatch):
     with pytest.raises(NotLoadedError):
         rank.forward("b")
     store = rank.engine.residency.store
-    assert [len(held.networks) for held in store._models.values()] == [1, 1]
+    assert [len(held.networks) for held in store.models.values()] == [1, 1]
     rank.load(files[1], "d")
-    assert len(store._models) == 1
+    assert len(store.models) == 1
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_an_error_of_the_file(tmp_path):

@@ -23,9 +23,8 @@ import torch.distributed as dist
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.errors import RequestError
-from parallel_runtime.requests.answers import Answer, Finished, Loaded
 from parallel_runtime.requests.control import Cancelled, Control
-from parallel_runtime.requests.requests import Load, Request, Sample, Step
+from parallel_runtime.requests.requests import Answer, Finished, Load, Loaded, Request, Sample, Step
 from workers.rank import start
 
 STEP_SECONDS = 0.02

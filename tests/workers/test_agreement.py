@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallel_runtime.requests.answers import Finished
+from parallel_runtime.requests.requests import Finished
 from workers.supervisor.jobs import ActiveJob
 from workers.wire.frames import Frame
 from workers.wire.protocol import Done, Ready

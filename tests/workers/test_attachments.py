@@ -11,9 +11,9 @@ import torch
 
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
-from parallel_runtime.requests.answers import Finished
 from parallel_runtime.requests.conditioning import OPTIONS, refer
 from parallel_runtime.requests.patches import CARRIED, PATCHES, Attached, Patch
+from parallel_runtime.requests.requests import Finished
 from tests.parallel_runtime.staged_run import Quiet
 from workers.client.held import Attachments
 from workers.client.requests import Submission
@@ -44,7 +44,7 @@ class Pool:
         )
 
     def network(self, number: int) -> weakref.ref[torch.nn.Module]:
-        return weakref.ref(self.engine.conditionings._attached[number])
+        return weakref.ref(self.engine.conditionings.attached[number])
 
 
 def test_a_network_that_nobody_has_any_more_leaves_the_ranks_with_the_next_call():

@@ -10,7 +10,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from parallel_runtime.loading.files import identity
-from parallel_runtime.requests.answers import Finished
+from parallel_runtime.requests.requests import Finished
 from parallel_runtime.sampling.denoiser import check_guidance
 from tests.workers.loops import make_loop
 from workers.client.client import ModelRequest, PoolClient

@@ -57,7 +57,7 @@ def test_the_ranks_store_never_outgrows_the_cache_whatever_the_client_forgets():
     for seed in range(60):
         reference, tensors = cache.refer(conditioning(seed % 25))
         (taken,) = store.take([reference], tensors, tuple(cache))
-        assert torch.equal(taken.context, conditioning(seed % 25)["context"])
+        assert torch.equal(taken.arguments["context"], conditioning(seed % 25)["context"])
         assert store._kept.keys() == {*cache, reference.id}
         if seed % 7 == 0:
             cache.clear()
@@ -70,7 +70,7 @@ def test_a_request_of_more_branches_than_are_kept_has_all_of_them():
         tensors = {name: each for _, named in referred for name, each in named.items()}
         taken = store.take([reference for reference, _ in referred], tensors, tuple(cache))
         expected = [conditioning(seed)["context"] for seed in seeds]
-        assert all(torch.equal(each.context, text) for each, text in zip(taken, expected, strict=True))
+        assert all(torch.equal(each.arguments["context"], text) for each, text in zip(taken, expected, strict=True))
 
 
 def test_an_argument_that_cannot_travel_is_refused_by_name():

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime.mesh import launched as counting
-from parallel_runtime.requests.answers import Finished
+from parallel_runtime.requests.requests import Finished
 from workers.supervisor.jobs import ActiveJob
 from workers.wire.error_info import ErrorInfo, describe, of_all_ranks
 from workers.wire.frames import Frame

@@ -8,8 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from parallel_runtime.requests.answers import Finished
-from parallel_runtime.requests.requests import Step
+from parallel_runtime.requests.requests import Finished, Step
 from workers.supervisor.jobs import ActiveJob, Jobs
 from workers.supervisor.supervisor import OF_CLIENT, OF_RANK
 from workers.wire.connection import Endpoint

@@ -13,9 +13,8 @@ import torch
 
 from parallel_runtime.denoising import progress
 from parallel_runtime.engine.prepared import Prepared
-from parallel_runtime.requests.answers import Finished
 from parallel_runtime.requests.control import Cancelled, Control
-from parallel_runtime.requests.requests import Release
+from parallel_runtime.requests.requests import Finished, Release
 from workers.rank import rank as rank_module
 from workers.rank.rank import Rank, RankControl
 from workers.supervisor.stall import StallWatch

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parallel_runtime.errors import PoolError
-from parallel_runtime.requests.answers import Finished
+from parallel_runtime.requests.requests import Finished
 from tests.patience import wait_until
 from workers.supervisor.jobs import ActiveJob
 from workers.wire.error_info import ErrorInfo

@@ -9,9 +9,8 @@ import torch
 
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.engine.prepared_load import prepare_patches
-from parallel_runtime.requests.answers import Finished
 from parallel_runtime.requests.comfyui_code import ComfyuiCode
-from parallel_runtime.requests.requests import KeepPatches
+from parallel_runtime.requests.requests import Finished, KeepPatches
 from workers.rank.rank import Rank
 from workers.wire.protocol import Done, Job
 from workers.wire.shared_memory import Segment, half_for, write

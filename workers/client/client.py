@@ -10,10 +10,9 @@ import torch
 
 from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, PoolError
 from parallel_runtime.patching.patch_data import UNPATCHED, WeightPatches
-from parallel_runtime.requests.answers import Finished, Loaded, PlanDetails
 from parallel_runtime.requests.comfyui_code import Scalar
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import KeepPatches, Load, Release, RunVae, Survey
+from parallel_runtime.requests.requests import Finished, KeepPatches, Load, Loaded, PlanDetails, Release, RunVae, Survey
 
 from ..launch import PoolSpec
 from ..wire.protocol import Status

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import torch
 
-from parallel_runtime.requests.answers import Answer, Loaded, Surveyed
-from parallel_runtime.requests.requests import Load, Survey
+from parallel_runtime.requests.requests import Answer, Load, Loaded, Survey, Surveyed
 
 from ..launch import resolve_devices
 from ..machine_facts import find_machine, remember

@@ -12,9 +12,8 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from parallel_runtime.loading.files import Identity, identity
-from parallel_runtime.requests.answers import Answer
 from parallel_runtime.requests.comfyui_code import ComfyuiCode
-from parallel_runtime.requests.requests import Request, Sample, VaeFile
+from parallel_runtime.requests.requests import Answer, Request, Sample, VaeFile
 
 OnProgress = Callable[[int, int, "torch.Tensor | None"], None]
 """Gets the step that has ended, how many there are, and the denoised latent where a preview was wished."""

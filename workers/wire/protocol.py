@@ -12,8 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from parallel_runtime.requests.answers import Answer
-from parallel_runtime.requests.requests import Request
+from parallel_runtime.requests.requests import Answer, Request
 
 from .error_info import ErrorInfo
 
