@@ -13,7 +13,7 @@ from aiohttp import web
 from server import PromptServer
 
 from parallel_runtime.errors import LAST, ParallelError
-from workers.pool_log import read_newest
+from workers.state_folder import read_newest
 
 from .model_nodes import REFUSED
 from .panel.actions import ACTIONS
@@ -30,7 +30,7 @@ def serve_panel() -> None:
     """Add the routes, and see to it that unused pools end. Called once, when ComfyUI starts."""
     # Not in that thread: ComfyUI's own imports other packs meanwhile.
     from workers.client.pool_registry import end_unused
-    from workers.launch import log_directory
+    from workers.state_folder import log_directory
 
     routes = PromptServer.instance.routes
     for name, read in {

@@ -42,7 +42,7 @@ class ParallelDoctor(io.ComfyNode):
     def execute(cls, parallel_config: dict[str, Any] | None = None) -> io.NodeOutput:
         """Run the doctor and show its report; ConfigurationError for missing devices, PoolError for no report."""
         # Imported here and not at the top: ComfyUI's start shall not pay for it.
-        from workers.doctor.process import run_doctor
+        from workers.doctor.__main__ import run_doctor
 
         config = wished_config(parallel_config)
         with stopping_with_prompt() as interrupted:

@@ -87,8 +87,8 @@ def _make_model(
 ) -> tuple[RemoteModelPatcher, Said]:
     """The MODEL, by the file's header, while the pool's processes come up; and what is to be said of the file."""
     # Imported here and not at the top: ComfyUI's start shall not pay for it.
-    from workers.client.client import ModelRequest
     from workers.client.pool_registry import get_pool, known_pools
+    from workers.client.requests import ModelRequest
 
     from .comfyui_code import comfyui_code
     from .pool_loop import run_sampler
@@ -98,7 +98,7 @@ def _make_model(
     if path.exists() and not any(pool.pool is not None for pool in known_pools()):
         # Its processes come up while ComfyUI looks at the file. What is wrong with them is told after that.
         with contextlib.suppress(ParallelError):
-            get_pool(config).begin()
+            get_pool(config).keeper.begin()
     file, why = open_model_file(path, weight_dtype)
     weights, cast = choose_types(file, weight_dtype)
     gguf = file.pack.folder if file.pack is not None else ""

@@ -28,7 +28,7 @@ from .transformer_call import TransformerCall, split_branches, split_extra_chann
 from .transportable import call_obstacles
 
 if TYPE_CHECKING:
-    from workers.client.client import LoopRequest
+    from workers.client.requests import LoopRequest
 
 
 def run_sampler(
@@ -105,7 +105,7 @@ def _request(
     sigmas: torch.Tensor,
     own_timesteps: Mapping[int, Mapping[str, OwnTimestep]],
 ) -> LoopRequest:
-    from workers.client.client import Branch, LoopRequest
+    from workers.client.requests import Branch, LoopRequest
 
     sampling = asked.sampling
     host, beside = _host_loop(asked) if asked.by_comfyui else (None, {})

@@ -22,7 +22,8 @@ from .transportable import travelling
 
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import Loaded
-    from workers.client.client import LoopRequest, ModelRequest, PoolClient
+    from workers.client.client import PoolClient
+    from workers.client.requests import LoopRequest, ModelRequest
 
 _USED: WeakValueDictionary[str, RemoteTransformer] = WeakValueDictionary()
 """Of those that stand for the same weights (the loader ran again, and ComfyUI still has what it made before) the one

@@ -25,7 +25,8 @@ from .remote_transformer import may_compute_on
 from .run_notices import RunNotices
 
 if TYPE_CHECKING:
-    from workers.client.client import PoolClient, VaeRequest
+    from workers.client.client import PoolClient
+    from workers.client.requests import VaeRequest
 
 _LOADERS = {"load_vae_patcher": False, "load_checkpoint_vae_patcher": True}  # noted way to load -> is a checkpoint
 
@@ -62,7 +63,7 @@ class RemoteVae:
         ranks: int,
         notices: RunNotices,
     ):
-        from workers.client.client import VaeRequest
+        from workers.client.requests import VaeRequest
 
         self.request: VaeRequest = VaeRequest(find_file(source), ranks)
         self.size_bytes = self.request.file.size  # when it is loaded

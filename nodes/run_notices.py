@@ -79,7 +79,7 @@ class RunNotices:
         self._doing, self._reason, self._since = doing, doing, self._clock()
 
         def ask() -> bool:
-            self._about(pool.waits_for)
+            self._about(pool.keeper.waits_for)
             return should_cancel()
 
         return ask

@@ -40,7 +40,7 @@ def wished_devices(last: str | None) -> str | None:
 
 def _file() -> Path:
     """Raises ConfigurationError where there is no folder for it."""
-    from workers.launch import state_directory
+    from workers.state_folder import state_directory
 
     return state_directory() / "last_devices"
 

@@ -1,49 +1,48 @@
-"""What a pool is made of: devices, ranks, environment, command line, folders. No process is started here."""
+"""What a pool is made of: devices, ranks, environment, command lines, where its machines meet. No process is started
+here."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
+import re
+import socket
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from parallel_runtime.config import AXES, SHOWN_AXES, ParallelConfig
 from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.said import Said, said
 
+from .state_folder import state_directory
+
 PACK_ROOT = Path(__file__).resolve().parent.parent
+OWN_SESSION: dict[str, Any] = {"cwd": PACK_ROOT, "stdin": subprocess.DEVNULL, "start_new_session": True}
+"""How processes of a pool, and of the doctor, are started: Ctrl-C in ComfyUI's terminal is for ComfyUI."""
+LISTEN = "PARALLEL_DIT_LISTEN"
+_HOW = "docs/several-hosts.md shows how to set up several hosts."
 EXPECTED_COMFYUI = "PARALLEL_DIT_COMFYUI"
 """In a rank's environment: the ComfyUI whose code will be wanted, in JSON; see `ComfyuiCode`."""
-_MOST_COMPILED_BYTES = 4 << 30
-"""Graphs and kernels of a family, dtype and split take tens of megabytes."""
+# ComfyUI may have chosen cudaMallocAsync for itself.
 _DROPPED_VARIABLES = (
-    "PYTORCH_CUDA_ALLOC_CONF",  # ComfyUI may have chosen cudaMallocAsync for itself
-    "CUBLAS_WORKSPACE_CONFIG",
-    "OMP_NUM_THREADS",
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
+    "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS",
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """Identity of a pool: two configurations with equal specs share one pool.
+    """Identity of a pool: two configurations with equal specs share one pool."""
 
-    Args:
-        device_type: "cuda" or "cpu".
-        devices: GPU numbers as ComfyUI counts them, one a rank; on the CPU just 0 .. ranks - 1.
-        hosts: machines; each has as many ranks as there are devices.
-    """
-
-    device_type: str
-    devices: tuple[int, ...]
-    hosts: int = 1
+    device_type: str  # "cuda" or "cpu"
+    devices: tuple[int, ...]  # GPU numbers as ComfyUI counts them, one a rank; on the CPU just 0 .. ranks - 1
+    hosts: int = 1  # machines; each has as many ranks as there are devices
 
     @property
     def world_size(self) -> int:
@@ -84,10 +83,7 @@ def resolve_devices(config: ParallelConfig, gpu_count: Callable[[], int]) -> Poo
             what = "The parallel configuration asks for GPU {wanted}, but ComfyUI sees {gpus}."
             fix = "Set devices to auto, or to GPUs that exist (they are counted from 0)."
             raise ConfigurationError(what, fix, wanted=max(wanted), gpus=_gpus(present))
-        if present == 0:
-            spec = PoolSpec("cpu", (0,), config.hosts)
-        else:
-            spec = PoolSpec("cuda", wanted or tuple(range(present)), config.hosts)
+        spec = PoolSpec("cuda" if present else "cpu", wanted or tuple(range(present or 1)), config.hosts)
     degrees = {axis: getattr(config, axis) or 1 for axis in AXES}
     ranks = math.prod(degrees.values())
     if ranks > spec.world_size:
@@ -149,8 +145,7 @@ def rank_commands(spec: PoolSpec, rank_module: str, meeting: str = "") -> list[t
 
     On one machine they are the ranks', which find there what torchrun would say: it imports torch before it starts
     them, a second or more of each start. Those of several machines meet by torchrun at `meeting`, address and port of
-    this one (docs/several-hosts.md); `--max-restarts=0`: a broken pool is replaced whole, not patched up.
-    """
+    this one (docs/several-hosts.md); `--max-restarts=0`: a broken pool is replaced whole, not patched up."""
     run, count = [sys.executable, "-m"], len(spec.devices)
     if not meeting:
         world = {"WORLD_SIZE": f"{count}", "LOCAL_WORLD_SIZE": f"{count}", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
@@ -160,40 +155,6 @@ def rank_commands(spec: PoolSpec, rank_module: str, meeting: str = "") -> list[t
     # The supervisor hears of a rank's end by itself: to look every tenth of a second would cost idle time.
     torchrun += ["--max-restarts=0", "--monitor-interval=1", f"--rdzv-endpoint={meeting}", "--node-rank=0"]
     return [([*torchrun, "-m", rank_module], {})]
-
-
-def state_directory() -> Path:
-    """Folder of what outlives a pool: logs, compiled kernels; ConfigurationError where this user has no home."""
-    try:
-        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "parallel-dit"
-    except RuntimeError as error:
-        what = "The user {getuid} that ComfyUI runs as has no home folder."
-        fix = "Set the environment variable HOME to a folder that this user can write."
-        raise ConfigurationError(what, fix, getuid=os.getuid()) from error
-
-
-def prune_compiled(folder: Path, most_bytes: int = _MOST_COMPILED_BYTES) -> None:
-    """Of what torch.compile made, remove what was not used for the longest time, until the rest takes no more than
-    `most_bytes`. What is gone is compiled again: PyTorch and Triton look for every file that they name."""
-    files = []
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # another pool's process removed or replaced it just now
-            if path.is_file():
-                known = path.stat()
-                files.append((max(known.st_atime, known.st_mtime), known.st_size, path))
-    excess = sum(size for _, size, _ in files) - most_bytes
-    for _, size, path in sorted(files):
-        if excess <= 0:
-            break
-        with contextlib.suppress(OSError):
-            path.unlink()
-            excess -= size
-
-
-def log_directory() -> Path:
-    """Folder of the pools' logs. $PARALLEL_DIT_LOGS overrides it."""
-    chosen = os.environ.get("PARALLEL_DIT_LOGS")
-    return Path(chosen) if chosen else state_directory() / "logs"
 
 
 def read_seconds(environment: Mapping[str, str], name: str, default: float) -> float:
@@ -210,3 +171,51 @@ def read_seconds(environment: Mapping[str, str], name: str, default: float) -> f
         fix = "Set it to a number such as {default}, or remove it."
         raise ConfigurationError(what, fix, name=name, text=repr(text[:40]), default=f"{default:g}")
     return seconds
+
+
+def read_meeting(environment: Mapping[str, str]) -> tuple[str, int]:
+    """Where torchrun of the first machine listens for the others; ConfigurationError if that is not set, or is none."""
+    text = environment.get(LISTEN)
+    if not text:
+        what = "The parallel configuration asks for several hosts, but ${listen} is not set where ComfyUI runs."
+        raise ConfigurationError(what, _HOW, listen=LISTEN)
+    match = re.fullmatch(r"([0-9A-Za-z_.\-]+):(\d{1,5})", text.strip())
+    if not match or not 0 < int(match[2]) < 65536:
+        what = "{text} is not an address with a port."
+        raise ConfigurationError(what, "Write it as 10.0.0.1:29600.", text=repr(text))
+    try:
+        return socket.gethostbyname(match[1]), int(match[2])
+    except (OSError, UnicodeError) as error:
+        what = "${listen} is {text}, and {name} has no IP address: {error}."
+        raise ConfigurationError(what, _HOW, listen=LISTEN, text=text, name=match[1], error=error) from error
+
+
+def open_meeting(environment: Mapping[str, str]) -> tuple[str, str]:
+    """The interface, and address and port, at which the machines of a pool meet. Where torchrun, which listens there on
+    this one, would only say it in its log, it is a ConfigurationError with its cause."""
+    address, port = read_meeting(environment)
+    interface, where = interface_of(address), f"{address}:{port}"
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            what = "Cannot listen on {where}: {strerror}."
+            fix = "Set ${listen} to an address of this host with a free port."
+            raise ConfigurationError(what, fix, where=where, strerror=error.strerror, listen=LISTEN) from error
+    return interface, where
+
+
+def interface_of(address: str) -> str:
+    """Name of the network interface that has this IP address: gloo and NCCL are told to use it."""
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.family == socket.AF_INET and entry.address == address for entry in entries):
+            return name
+    raise ConfigurationError("No network interface of this host has the address {address}.", _HOW, address=address)
+
+
+def own_address(towards: str) -> str:
+    """This machine's address on the way to another one. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((towards, 1))
+        return probe.getsockname()[0]

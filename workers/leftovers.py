@@ -1,23 +1,88 @@
-"""Private folders: made, owned, and removed again, also those of a process that was killed. A folder belongs to whoever
-holds the lock on it, which the kernel lets go of when its last holder ends, and shows in every PID namespace."""
+"""Nothing of a pool outlives it: processes are ended, and private folders removed, also those of a process that was
+killed. A folder belongs to whoever holds the lock on it, which the kernel lets go of when its last holder ends, and
+shows in every PID namespace."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
-from collections.abc import Iterator
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from parallel_runtime.errors import PoolError
 
+DUMP_STACKS = signal.SIGUSR1
+"""Ranks answer it with the stacks of all their threads, in the log."""
+KILL_SECONDS = 5.0
+_POLL_SECONDS = 0.02
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _ROOM_BYTES = 64 << 10
 """What a start writes there, at least: the ranks' meeting place."""
 _PREFIX = "parallel-dit-run-"
 """Not that of older versions, whose folders have no lock: whether one of theirs lives cannot be told."""
+
+
+def become_subreaper() -> None:
+    """Let orphaned ranks (of a killed torchrun) become this process's children, so that they can be found and ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel end this process when its parent ends. `parent` is the pid it must still have."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the call took effect
+        os._exit(1)
+
+
+def end_tree(pid: int, grace_seconds: float = 0.0, kill_seconds: float = KILL_SECONDS, *, itself: bool = True) -> None:
+    """End a process, if `itself` is to end, and every process below it: asked, if there is grace, then killed, and
+    waited for: one inside of a driver may take its time, and ends all the same.
+
+    They are looked for again and again, as processes start others while they end; what was seen once stays in sight
+    when its parent ends. psutil checks create times, so no pid is mistaken; `pid` is of a child that nobody has waited
+    for yet, so that the number is still its own, and is left to be waited for."""
+    root = psutil.Process(pid)
+    tree = {root} if itself else set()
+
+    def living() -> list[psutil.Process]:
+        for process in (root, *tree):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                tree.update(process.children(recursive=True))
+        found = []
+        for process in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # a dead child, not reaped yet
+                    found.append(process)
+        return found
+
+    patience = time.monotonic() + grace_seconds
+    asked: set[psutil.Process] = set()
+    while (remaining := living()) and (now := time.monotonic()) < patience + kill_seconds:
+        for process in remaining:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if now >= patience:
+                    process.kill()
+                elif process not in asked:
+                    process.terminate()
+                    process.send_signal(signal.SIGCONT)  # a stopped process handles no SIGTERM
+        asked.update(remaining)
+        time.sleep(_POLL_SECONDS)
+
+
+def is_descendant(pid: int) -> bool:
+    """Whether a process was started, directly or not, by this one."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(parent.pid == os.getpid() for parent in psutil.Process(pid).parents())
+    return False
 
 
 @dataclass
@@ -34,7 +99,7 @@ class PrivateFolder:
             os.close(self.descriptor)
             self.descriptor = -1
 
-    def remove(self) -> None:
+    def close(self) -> None:
         """Remove it with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.let_go()
@@ -69,18 +134,8 @@ def _try_room(folder: PrivateFolder) -> None:
         probe.write_bytes(bytes(_ROOM_BYTES))
         probe.unlink()
     except OSError:
-        folder.remove()
+        folder.close()
         raise
-
-
-@contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
-    """A folder for as long as the block runs."""
-    folder = make_folder()
-    try:
-        yield folder.path
-    finally:
-        folder.remove()
 
 
 def remove_leftovers() -> None:

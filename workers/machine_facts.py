@@ -2,8 +2,7 @@
 
 Numbers are of GPUs by their UUIDs: which GPU is number 0 changes with CUDA_VISIBLE_DEVICES, and with the machine where
 the state directory is on a network. The ranks of a pool measure when a model is first loaded; here torch is asked
-which GPUs they are, without taking memory on any.
-"""
+which GPUs they are, without taking memory on any."""
 
 from __future__ import annotations
 
@@ -23,7 +22,8 @@ from parallel_runtime import measured
 from parallel_runtime.requests.facts import CPU, ETHERNET, HOST_MEMORY, NVLINK, PCIE, LinkFacts, MachineFacts, known_gpu
 from parallel_runtime.switches import is_on
 
-from .launch import PoolSpec, state_directory
+from .launch import PoolSpec
+from .state_folder import state_directory
 
 _NVLINK_GPUS = re.compile(r"\b(A100|A800|H100|H200|H800|H20|B200|GB200)\b(?!.*PCIe)")
 """GPUs that come with NVLink to all others of a host."""
@@ -57,8 +57,7 @@ def guess_link(gpu: str, peer_access: bool) -> LinkFacts:
 
 
 def recall(spec: PoolSpec, gpus: Sequence[Any], link: LinkFacts) -> MachineFacts:
-    """What is known of a pool's GPUs, by torch's properties of each: measured numbers where there are any, else those
-    of the first GPU, and `link`."""
+    """What is known of these GPUs, torch's properties of each: measured numbers, else those of the first and `link`."""
     smallest = min(gpu.total_memory for gpu in gpus)
     assumed = known_gpu(gpus[0].name, int(smallest * _USABLE), link)
     if spec.hosts > 1:

@@ -15,7 +15,7 @@ from typing import Any
 import websocket
 
 from tests.host.find_host import find_gguf_pack
-from workers.processes import end_tree
+from workers.leftovers import end_tree
 
 from .api import Api
 from .defaults import fill

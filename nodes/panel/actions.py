@@ -33,9 +33,9 @@ def release(wishes: dict[str, Any], default: ParallelConfig, keep: bool) -> None
     """Take models from the devices, to keep them on the host or to forget them: those of `pool`, of `model`, or all."""
     name = wishes.get("model")
     for pool in _chosen(wishes):
-        for model in pool.models:
-            if (name is None or model.request.path.endswith(f"/{name}")) and (model.bytes or not keep):
-                pool.release(model.request, park=keep)
+        for model, held in [(model, pool.held_bytes(model)) for model, _ in pool.models]:
+            if (name is None or model.path.endswith(f"/{name}")) and (held or not keep):
+                pool.release(model, park=keep)
         for vae in pool.vaes:
             if name is None or vae.file.path.endswith(f"/{name}"):
                 pool.release(vae)

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,12 @@ import psutil
 from parallel_runtime.comfyui_contracts import host_notes
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.measured import find_version
-from workers.pool_log import read_tail
+from workers.state_folder import read_tail
 
 from .run_history import HISTORY
 
 if TYPE_CHECKING:
     from workers.client.client import PoolClient
-    from workers.client.loading import KnownModel
     from workers.client.requests import VaeRequest
     from workers.wire.protocol import Status
 
@@ -76,7 +75,7 @@ def write_diagnostics() -> str:
 def _processes(pool: PoolClient) -> dict[int, int]:
     """Of a pool that runs, its supervisor and all below it: process -> bytes on the host."""
     running, found = pool.pool, {}
-    if running is None or not running.alive:
+    if running is None or not running.life.alive:
         return {}
     with contextlib.suppress(psutil.Error):
         supervisor = psutil.Process(running.pid)
@@ -87,15 +86,16 @@ def _processes(pool: PoolClient) -> dict[int, int]:
 
 
 def _held(pool: PoolClient) -> int:
-    return sum(model.bytes for model in pool.models) + sum(map(pool.held_bytes, pool.vaes))
+    models = sum(pool.held_bytes(model) for model, _ in pool.models)
+    return models + sum(map(pool.held_bytes, pool.vaes))
 
 
 def _pool(pool: PoolClient, processes: Mapping[int, int]) -> dict[str, Any]:
-    running, wait = pool.pool, pool.waits_for
+    running, wait = pool.pool, pool.keeper.waits_for
     status: Status | None = None
     with contextlib.suppress(ParallelError):  # it died at this moment
         status = pool.status(ANSWER_SECONDS)
-    death = running.death() if running is not None and not running.alive else None
+    death = running.death() if running is not None and not running.life.alive else None
     state = status.state if status is not None else "off" if death is None else "dead"
     works = state not in ("off", "dead", "idle")
     pids, devices = (status.pids, status.devices) if status is not None else ({}, {})
@@ -105,13 +105,13 @@ def _pool(pool: PoolClient, processes: Mapping[int, int]) -> dict[str, Any]:
         "devices": list(pool.spec.devices),
         "hosts": pool.spec.hosts,
         "state": state,
-        "idle_seconds": int(pool.idle_seconds),
+        "idle_seconds": int(pool.keeper.idle_seconds),
         "doing": {"what": wait.reason, "done": wait.done, "total": wait.total} if works else None,
         "error": clean(str(death)) if death is not None else None,
         "error_said": _cleaned(death.said.to_data()) if death is not None else None,
         "ranks": [{"rank": rank, "pid": pid, "device": devices.get(rank)} for rank, pid in sorted(pids.items())],
         "host_bytes": sum(processes.values()),
-        "models": [*_models(pool.models), *(_vae(vae, pool.held_bytes(vae)) for vae in pool.vaes)],
+        "models": [*_models(pool), *(_vae(vae, pool.held_bytes(vae)) for vae in pool.vaes)],
         "plan": pool.ran.plan if pool.ran is not None else "",
         "plan_said": pool.ran.plan.to_data() if pool.ran is not None else None,
         "details": msgspec.to_builtins(pool.details),
@@ -135,20 +135,21 @@ def _cleaned(data: Any) -> Any:
     return [_cleaned(value) for value in data]
 
 
-def _models(known: Sequence[KnownModel]) -> list[dict[str, Any]]:
+def _models(pool: PoolClient) -> list[dict[str, Any]]:
     """Each file once: several configurations of it have the same weights."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for model in known:
-        key = name, dtype = Path(model.request.path).name, model.request.dtype
-        if key not in found or model.bytes:
+    for request, loaded in pool.models:
+        key = name, dtype = Path(request.path).name, request.dtype
+        held = pool.held_bytes(request)
+        if key not in found or held:
             found[key] = {
                 "name": name,
-                "family": model.loaded.family,
+                "family": loaded.family,
                 "dtype": dtype,
-                "state": "resident" if model.bytes else "parked",
-                "bytes_per_rank": model.bytes or model.loaded.bytes_per_rank,
-                "foreseen": model.loaded.explanation,
-                "details": msgspec.to_builtins(model.loaded.details),
+                "state": "resident" if held else "parked",
+                "bytes_per_rank": held or loaded.bytes_per_rank,
+                "foreseen": loaded.explanation,
+                "details": msgspec.to_builtins(loaded.details),
             }
     return list(found.values())
 

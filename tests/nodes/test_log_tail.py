@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from workers.pool_log import read_newest
+from workers.state_folder import read_newest
 
 
 def test_the_newest_log_is_read_from_its_end(tmp_path):

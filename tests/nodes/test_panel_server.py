@@ -68,9 +68,10 @@ def test_settings_give_the_default_configuration_and_wrong_ones_are_told():
 
 def test_a_file_is_listed_once_whatever_its_configurations():
     def known(size: int, dtype: str = "bfloat16"):
-        request = SimpleNamespace(path="/models/a.safetensors", dtype=dtype)
+        request = SimpleNamespace(path="/models/a.safetensors", dtype=dtype, held=size)
         loaded = SimpleNamespace(family="FLUX.1", bytes_per_rank=7, explanation="A plan.", details=None)
-        return SimpleNamespace(request=request, loaded=loaded, bytes=size)
+        return request, loaded
 
-    listed = _models([known(0), known(5), known(0), known(0, "float16")])
+    models = [known(0), known(5), known(0), known(0, "float16")]
+    listed = _models(SimpleNamespace(models=models, held_bytes=lambda model: model.held))  # type: ignore[arg-type]
     assert [(each["dtype"], each["state"]) for each in listed] == [("bfloat16", "resident"), ("float16", "parked")]

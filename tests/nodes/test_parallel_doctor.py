@@ -12,8 +12,7 @@ import pytest
 from parallel_runtime.errors import ConfigurationError, PoolError
 from parallel_runtime.requests.control import Cancelled
 from tests.patience import SOON
-from workers.doctor.__main__ import parse_arguments
-from workers.doctor.process import COMMAND, PACK_ROOT, Verdict, run_doctor
+from workers.doctor.__main__ import COMMAND, PACK_ROOT, Verdict, parse_arguments, run_doctor
 
 
 def never() -> bool:

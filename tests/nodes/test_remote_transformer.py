@@ -21,8 +21,8 @@ from parallel_runtime.errors import PoolError, RequestError
 from parallel_runtime.requests.requests import PlanDetails
 from parallel_runtime.said import said
 from tests.workers.loops import make_loop
-from workers.client.client import ModelRequest, never
 from workers.client.life import Wait
+from workers.client.requests import ModelRequest, never
 
 
 class DoublingPool:
@@ -39,6 +39,7 @@ class DoublingPool:
         self.known = False
         self.details = None
         self.waits_for = Wait()
+        self.keeper = self
         self.loads = ()  # what a load waits for, each time that the caller is asked whether to cancel
 
     def load(self, model, should_cancel, make_room=None):

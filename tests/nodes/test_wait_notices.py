@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 from nodes.panel import settings
 from nodes.panel.run_history import RunHistory, RunRecord, Span
@@ -20,7 +21,7 @@ class Node:
         self.texts: list[str] = []
         self.bars: list[float] = []
         self.now = 0.0
-        self.waits_for = Wait()
+        self.keeper = SimpleNamespace(waits_for=Wait())
         self.history = RunHistory()
         self.notices = RunNotices(
             self.texts.append,
@@ -33,7 +34,7 @@ class Node:
         self.ask = self.notices.watching(self, lambda: False, doing)
 
     def wait(self, *moments: tuple[float, Wait]) -> None:
-        for self.now, self.waits_for in moments:
+        for self.now, self.keeper.waits_for in moments:
             assert not self.ask()
 
     def spans(self) -> list[tuple[str, float, float]]:

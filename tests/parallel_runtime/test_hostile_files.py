@@ -18,7 +18,7 @@ from parallel_runtime.errors import CheckpointError, ConfigurationError, Paralle
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.files import identity
 from parallel_runtime.loading.header import check_host_header
-from workers.wire.error_info import describe
+from workers.wire.protocol import describe
 
 SECONDS = 20.0  # of CPU, where none takes one on an idle core; without the bounds each takes minutes
 

@@ -7,9 +7,8 @@ import pytest
 from parallel_runtime.errors import PoolError, RequestError
 from parallel_runtime.requests.requests import Finished
 from parallel_runtime.said import Said, as_said, said, together
-from workers.wire.error_info import describe, of_all_ranks, revive
 from workers.wire.frames import FrameError, decode_header, encode_header
-from workers.wire.protocol import Done, Failed
+from workers.wire.protocol import Done, Failed, describe, of_all_ranks, revive
 
 NESTED = said("{plan}: {how}.", plan="ulysses 2", how=together((said("{n} heads", n=4), said("the CPU")), "; "))
 

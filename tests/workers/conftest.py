@@ -14,7 +14,8 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from tests.patience import SOON, wait_until
 from tests.workers.loops import make_loop
-from workers.client.client import Branch, ModelRequest, PoolClient
+from workers.client.client import PoolClient
+from workers.client.requests import Branch, ModelRequest
 from workers.client.running_pool import RunningPool
 from workers.launch import PoolSpec
 
@@ -81,7 +82,7 @@ class FaultyPool:
 
     def close(self) -> None:
         """End the pool; nothing may be left."""
-        if self.client.pool is not None and self.client.pool.alive:
+        if self.client.pool is not None and self.client.pool.life.alive:
             self.remember()
         self.client.close()
         self.check_gone()

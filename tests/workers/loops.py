@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from parallel_runtime.requests.requests import Sample, concat_name
-from workers.client.client import Branch, LoopRequest
+from workers.client.requests import Branch, LoopRequest
 
 
 def make_loop(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from workers.launch import prune_compiled
+from workers.state_folder import prune_compiled
 
 
 def test_what_was_used_last_stays(tmp_path):

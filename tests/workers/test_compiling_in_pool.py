@@ -11,7 +11,8 @@ from parallel_runtime.config import ParallelConfig
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
 from tests.workers.test_pool import conditioning, latent
-from workers.client.client import Branch, ModelRequest, PoolClient
+from workers.client.client import PoolClient
+from workers.client.requests import Branch, ModelRequest
 from workers.launch import PoolSpec
 
 
@@ -28,7 +29,7 @@ def sample(model: ModelRequest) -> tuple[torch.Tensor, list[str]]:
     client = PoolClient(PoolSpec("cpu", (0,)))
 
     def listen() -> bool:
-        if client.waits_for.reason == "compile":
+        if client.keeper.waits_for.reason == "compile":
             told.append("compiling")
         return False
 

@@ -171,7 +171,6 @@ def faked(monkeypatch):
         monkeypatch.setattr("sys.argv", ["doctor", *arguments])
         monkeypatch.setattr(doctor.signal, "signal", lambda *_: None)
         monkeypatch.setattr(doctor, "look", lambda: facts)
-        monkeypatch.setattr(doctor, "ask_torch", lambda machine: machine)
         monkeypatch.setattr(doctor, "check", lambda spec, limit: outcome)
         return doctor.main()
 

@@ -13,9 +13,8 @@ import torch.distributed as dist
 from parallel_runtime.mesh import launched as counting
 from parallel_runtime.requests.requests import Finished
 from workers.supervisor.jobs import ActiveJob
-from workers.wire.error_info import ErrorInfo, describe, of_all_ranks
 from workers.wire.frames import Frame
-from workers.wire.protocol import Done, Failed, Launched
+from workers.wire.protocol import Done, ErrorInfo, Failed, Launched, describe, of_all_ranks
 
 WORLD, PAIR = "cpu of 0", "cpu of 3"
 

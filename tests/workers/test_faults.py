@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from parallel_runtime.errors import OutOfMemoryError, PoolError, RequestError
+from parallel_runtime.requests.control import Cancelled
 from tests.patience import SOON, wait_until
-from workers.client.client import Cancelled
 
 from .conftest import FaultyPool, alive
 
@@ -238,7 +238,7 @@ def test_a_job_that_comes_within_milliseconds_of_an_idle_ranks_end_is_not_lost(f
         os.kill(pool.client.status().pids[1], signal.SIGKILL)
         time.sleep(milliseconds / 1000)
         pool.check_works()
-        pool.client._keeper._deaths = 0  # no pause before the next
+        pool.client.keeper.deaths = 0  # no pause before the next
     pool.remember()
 
 

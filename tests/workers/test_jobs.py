@@ -12,9 +12,21 @@ from parallel_runtime.requests.requests import Finished, Step
 from workers.supervisor.jobs import ActiveJob, Jobs
 from workers.supervisor.supervisor import OF_CLIENT, OF_RANK
 from workers.wire.connection import Endpoint
-from workers.wire.error_info import ErrorInfo
 from workers.wire.frames import Frame, encode_header
-from workers.wire.protocol import Abandon, Cancel, Done, Failed, Heartbeat, Hello, Job, Message, Run, Shutdown, Status
+from workers.wire.protocol import (
+    Abandon,
+    Cancel,
+    Done,
+    ErrorInfo,
+    Failed,
+    Heartbeat,
+    Hello,
+    Job,
+    Message,
+    Run,
+    Shutdown,
+    Status,
+)
 
 
 class Ends:

@@ -12,8 +12,9 @@ from parallel_runtime import measured
 from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE
 from parallel_runtime.requests.requests import Load
 from workers import machine_facts
-from workers.launch import PoolSpec, state_directory
+from workers.launch import PoolSpec
 from workers.machine_facts import find_machine, guess_link, recall, remember
+from workers.state_folder import state_directory
 
 TWO = PoolSpec("cuda", (0, 1))
 

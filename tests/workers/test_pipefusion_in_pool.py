@@ -9,10 +9,12 @@ import torch
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError, RequestError
+from parallel_runtime.requests.control import Cancelled
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
 from tests.workers.test_pool import conditioning, latent, oracle
-from workers.client.client import Branch, Cancelled, ModelRequest, PoolClient
+from workers.client.client import PoolClient
+from workers.client.requests import Branch, ModelRequest
 from workers.launch import PoolSpec
 
 PIPED = ParallelConfig(devices="cpu:2", pipe=2, patches=3, warmup_steps=1)

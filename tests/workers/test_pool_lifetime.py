@@ -16,13 +16,14 @@ import psutil
 import pytest
 
 from parallel_runtime.errors import PoolError
+from parallel_runtime.requests.control import Cancelled
 from tests.patience import SOON, wait_until
 from workers.client import keeper as keeping
 from workers.client import pool_registry
-from workers.client.client import Cancelled, PoolClient
+from workers.client.client import PoolClient
 from workers.launch import PACK_ROOT, PoolSpec
 from workers.leftovers import remove_leftovers
-from workers.pool_log import PoolLog
+from workers.state_folder import PoolLog
 
 from .conftest import FaultyPool, alive
 
@@ -82,10 +83,10 @@ def test_a_pool_that_dies_again_and_again_is_replaced_ever_more_slowly(monkeypat
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
     monkeypatch.setattr(keeping, "time", clock)
-    keeper = PoolClient(PoolSpec("cpu", (0,)))._keeper
+    keeper = PoolClient(PoolSpec("cpu", (0,))).keeper
     waits = []
     for deaths in (0, 1, 2, 3, 50):
-        keeper._deaths, now[0] = deaths, 0.0
+        keeper.deaths, now[0] = deaths, 0.0
         keeper._back_off()
         waits.append(round(now[0]))
     assert waits == [0, 0, 1, 2, keeping.MAX_BACK_OFF_SECONDS]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.patience import SOON, wait_until
-from workers.processes import end_tree
+from workers.leftovers import end_tree
 
 TREE = """
 import signal, subprocess, sys, time

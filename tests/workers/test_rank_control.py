@@ -17,7 +17,7 @@ from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import Finished, Release
 from workers.rank import rank as rank_module
 from workers.rank.rank import Rank, RankControl
-from workers.supervisor.stall import StallWatch
+from workers.supervisor.jobs import StallWatch
 from workers.wire.frames import Frame
 from workers.wire.protocol import Doing, Done, Failed, Job, Progress
 

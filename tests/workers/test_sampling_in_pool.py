@@ -15,7 +15,8 @@ from parallel_runtime.sampling.denoiser import PREDICTIONS, Denoiser
 from parallel_runtime.sampling.samplers import SAMPLERS, run_steps
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
-from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
+from workers.client.client import PoolClient
+from workers.client.requests import Branch, LoopRequest, ModelRequest
 from workers.launch import PoolSpec
 
 SIGMAS = torch.tensor([14.6, 5.0, 1.2, 0.3, 0.0])

@@ -17,9 +17,8 @@ from parallel_runtime.errors import PoolError
 from parallel_runtime.requests.requests import Finished
 from tests.patience import wait_until
 from workers.supervisor.jobs import ActiveJob
-from workers.wire.error_info import ErrorInfo
 from workers.wire.frames import PREFIX, Frame, encode_header, encode_prefix
-from workers.wire.protocol import VERSION, Done, Failed, Heartbeat, Hello, Online, Ready
+from workers.wire.protocol import VERSION, Done, ErrorInfo, Failed, Heartbeat, Hello, Online, Ready
 
 from .conftest import FaultyPool
 
@@ -131,7 +130,7 @@ def test_garbage_from_the_client_ends_the_pool_with_a_typed_error(faulty_pool, d
     running._connection._socket.sendall(data)
     if data.endswith(b"half a frame"):
         running._connection._socket.shutdown(socket.SHUT_WR)
-    assert wait_until(lambda: not running.alive)
+    assert wait_until(lambda: not running.life.alive)
     assert isinstance(running.death(), PoolError)
     pool.check_gone()
     pool.check_works()

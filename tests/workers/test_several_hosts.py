@@ -17,9 +17,8 @@ import pytest
 
 from parallel_runtime.errors import ConfigurationError
 from tests.patience import SOON, wait_until
-from workers.launch import PACK_ROOT
-from workers.network import read_meeting
-from workers.rank.elsewhere import make_environment
+from workers.launch import PACK_ROOT, read_meeting
+from workers.rank.joining import make_environment
 
 MAIN, OTHER = "10.213.7.1", "10.213.7.2"
 PORT = 29613
@@ -29,7 +28,8 @@ import sys, threading, time
 from parallel_runtime.errors import ParallelError
 from tests.workers.conftest import FaultyPool
 from tests.workers.loops import make_loop
-from workers.client.client import Cancelled, PoolClient
+from parallel_runtime.requests.control import Cancelled
+from workers.client.client import PoolClient
 from workers.launch import PoolSpec
 
 pool = FaultyPool(PoolClient(PoolSpec("cpu", (0,), 2), "tests.workers.faulty_rank"))
@@ -69,7 +69,8 @@ import pathlib, sys, torch
 from parallel_runtime.config import ParallelConfig
 from tests.tiny_flux import write_diffusers_folder
 from tests.workers.loops import make_loop
-from workers.client.client import Branch, ModelRequest, PoolClient
+from workers.client.client import PoolClient
+from workers.client.requests import Branch, ModelRequest
 from workers.launch import PoolSpec
 
 path = str(write_diffusers_folder(pathlib.Path(sys.argv[1]) / "tiny"))

@@ -18,8 +18,9 @@ from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Load
 from tests.patience import wait_until
 from tests.tiny_flux import tiny_config, write_diffusers_folder
-from workers.client.client import ModelRequest, PoolClient
+from workers.client.client import PoolClient
 from workers.client.pool_registry import PoolRegistry
+from workers.client.requests import ModelRequest
 from workers.launch import PoolSpec
 
 CONFIG = tiny_config(num_layers=1, num_single_layers=1)
@@ -147,30 +148,30 @@ def test_a_parked_model_is_known_and_comes_back_without_a_load(client, models, l
     alone = forward(client, models[0])
     loads.clear()
     assert client.release(models[0], park=True) > 0
-    (parked,) = [model for model in client.models if model.request == models[0]]
-    assert parked.bytes == 0
-    assert parked.loaded.details.model == "FLUX.1"
+    (parked,) = [loaded for model, loaded in client.models if model == models[0]]
+    assert client.held_bytes(models[0]) == 0
+    assert parked.details.model == "FLUX.1"
     assert torch.equal(forward(client, models[0]), alone)
     assert loads == []
-    (back,) = [model for model in client.models if model.request == models[0]]
-    assert back.bytes > 0
-    assert client.idle_seconds < 60
+    assert [model for model, _ in client.models if model == models[0]] == [models[0]]
+    assert client.held_bytes(models[0]) > 0
+    assert client.keeper.idle_seconds < 60
 
 
 def test_who_waits_for_another_request_knows_it(client, models):
     seen: list[str] = []
 
     def ask() -> bool:
-        seen.append(client.waits_for.reason)
+        seen.append(client.keeper.waits_for.reason)
         return len(seen) > 2
 
     def load() -> None:
         with contextlib.suppress(Cancelled):
             client.load(models[0], ask)
 
-    with client._keeper.lock:
+    with client.keeper.lock:
         other = threading.Thread(target=load)
         other.start()
         other.join(60)
-        assert client.waits_for.reason != "turn"  # this thread has its turn
+        assert client.keeper.waits_for.reason != "turn"  # this thread has its turn
     assert set(seen) == {"turn"}

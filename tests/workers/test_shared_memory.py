@@ -13,8 +13,7 @@ import torch
 
 from parallel_runtime.errors import SegmentError
 from workers.rank.inbox import share
-from workers.wire.shared_memory import LEAST_BYTES, Segment, half_for, write
-from workers.wire.tensors import unpack
+from workers.wire.tensors import LEAST_BYTES, Segment, half_for, unpack, write
 
 TENSORS = {
     "x": torch.randn(2, 3, 5),
@@ -26,7 +25,7 @@ TENSORS = {
 
 OTHER_PROCESS = """
 import sys, torch
-from workers.wire.shared_memory import Segment
+from workers.wire.tensors import Segment
 segment = Segment.open(sys.argv[1])
 size = int(sys.argv[2])
 segment.answer[:size] = segment.request[:size].flip(0)

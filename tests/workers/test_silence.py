@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from parallel_runtime.errors import PoolError
+from parallel_runtime.requests.control import Cancelled
 from tests.patience import SOON
 from workers.client import life as silence
 from workers.client import running_pool as running
-from workers.client.client import Cancelled
 from workers.client.life import ASK_SECONDS, GIVE_UP_SECONDS, Silence
 from workers.launch import PACK_ROOT
 
@@ -167,7 +167,7 @@ def test_a_cancel_returns_while_a_rank_compiles_and_the_next_prompt_waits_for_wh
     asked: list[float] = []
 
     def cancel() -> bool:
-        if pool.client.waits_for.reason == "compile":
+        if pool.client.keeper.waits_for.reason == "compile":
             compiles.set()
         if compiles.is_set():
             asked.append(time.monotonic())

@@ -13,9 +13,11 @@ import torch
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
+from parallel_runtime.requests.control import Cancelled
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
-from workers.client.client import Branch, Cancelled, ModelRequest, PoolClient
+from workers.client.client import PoolClient
+from workers.client.requests import Branch, ModelRequest
 from workers.launch import PoolSpec
 
 REQUESTS = 500

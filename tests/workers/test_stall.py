@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.supervisor.stall import TICK_SECONDS, StallWatch
+from workers.supervisor.jobs import TICK_SECONDS, StallWatch
 
 
 def tick_until(watch: StallWatch, start: float, end: float) -> tuple[int, float] | None:

@@ -16,8 +16,8 @@ from parallel_runtime.errors import ConfigurationError, PoolError
 from workers import leftovers
 from workers.client import supervisor_process
 from workers.client.client import PoolClient
-from workers.launch import PoolSpec, read_seconds, state_directory
-from workers.pool_log import PoolLog, begin_log, last_line
+from workers.launch import PoolSpec, read_seconds
+from workers.state_folder import PoolLog, begin_log, last_line, state_directory
 
 
 @pytest.fixture
@@ -206,5 +206,5 @@ def test_threads_that_start_at_once_keep_each_others_folders(monkeypatch, tmp_pa
     assert len(made) == 80
     assert all(folder.path.exists() for folder in made)
     for folder in made:
-        folder.remove()
+        folder.close()
     assert not any(folder.path.exists() for folder in made)

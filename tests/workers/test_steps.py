@@ -16,17 +16,18 @@ from safetensors.torch import load_file, save_file
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import NotLoadedError, PoolError, RequestError, SegmentError
 from parallel_runtime.patching.patch_data import UNPATCHED
+from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Forward, Load, Release, Sample, Step
 from tests.patience import SOON
 from tests.tiny_flux import weights_file, write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.calls import Calls
-from workers.client.client import Branch, Cancelled, ModelRequest, PoolClient
+from workers.client.client import PoolClient
 from workers.client.held import Mirror
-from workers.client.requests import Reply, Submission
+from workers.client.requests import Branch, ModelRequest, Reply, Submission
 from workers.client.running_pool import RunningPool
 from workers.launch import PoolSpec
-from workers.wire.shared_memory import Segment, Transport
+from workers.wire.tensors import Segment, Transport
 
 
 @pytest.fixture(scope="module")

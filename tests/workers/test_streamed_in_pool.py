@@ -15,7 +15,8 @@ from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.facts import PCIE, known_gpu
 from tests.tiny_flux import tiny_config, weights_file, write_diffusers_folder
 from tests.workers.loops import make_loop
-from workers.client.client import Branch, ModelRequest, PoolClient
+from workers.client.client import PoolClient
+from workers.client.requests import Branch, ModelRequest
 from workers.launch import PoolSpec
 
 CONFIG = tiny_config(num_layers=2, num_single_layers=2)

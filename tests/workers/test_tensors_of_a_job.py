@@ -13,7 +13,7 @@ from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.requests import Finished, KeepPatches
 from workers.rank.rank import Rank
 from workers.wire.protocol import Done, Job
-from workers.wire.shared_memory import Segment, half_for, write
+from workers.wire.tensors import Segment, half_for, write
 
 FACTOR = torch.arange(12, dtype=torch.uint8)
 KEEP = KeepPatches(ComfyuiCode("", {}), factors=("factor",))

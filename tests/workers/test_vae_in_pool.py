@@ -20,7 +20,8 @@ from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import VaeFile
 from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
 from tests.comfyui_vaes.tiny import fill
-from workers.client.client import PoolClient, VaeRequest
+from workers.client.client import PoolClient
+from workers.client.requests import VaeRequest
 from workers.launch import PoolSpec
 
 COMFYUI = find_comfyui()
@@ -258,6 +259,6 @@ def test_a_model_that_comes_or_goes_is_no_vae(client, path, vae):
     """Ranks tell what they hold before a load is answered, and the status may be asked for meanwhile."""
     request = request_for(path)
     client.run_vae(request, "decoder", torch.zeros(1, 16, 1, 7, 6))
-    client._models._bytes = {**client._models._bytes, "a model": 5}
+    client._models.held = {**client._models.held, "a model": 5}
     assert client.vaes == [request]
     client.release(request)

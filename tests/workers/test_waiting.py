@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from workers.client.client import Cancelled
+from parallel_runtime.requests.control import Cancelled
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Calls of a network, and loops of them: what the ranks hold already goes by its number. A single call of the
-transformer is a step where they keep it prepared, else it brings all that prepares it.
-"""
+transformer is a step where they keep it prepared, else it brings all that prepares it."""
 
 from __future__ import annotations
 
@@ -66,12 +65,11 @@ class Calls:
     def sample(self, model: str, loop: LoopRequest, patches: WeightPatches, on_progress: OnProgress) -> torch.Tensor:
         """The latent that a loop ends with, on the CPU."""
         self.patches.bring(patches)
-        for branch in loop.branches:
-            self._attach(branch.conditioning)
         references: list[ConditioningRef] = []
         tensors = dict(loop.tensors)
         try:
             for branch in loop.branches:
+                self._attach(branch.conditioning)
                 reference, new = self._conditionings.refer(branch.conditioning, branch.index)
                 references.append(reference)
                 tensors |= new

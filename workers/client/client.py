@@ -11,31 +11,15 @@ import torch
 from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, PoolError
 from parallel_runtime.patching.patch_data import UNPATCHED, WeightPatches
 from parallel_runtime.requests.comfyui_code import Scalar
-from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import Finished, KeepPatches, Load, Loaded, PlanDetails, Release, RunVae, Survey
+from parallel_runtime.requests.requests import Finished, KeepPatches, Load, Loaded, PlanDetails, Release, Survey
 
 from ..launch import PoolSpec
 from ..wire.protocol import Status
 from .calls import Calls
 from .keeper import Keeper
-from .life import Wait
-from .loading import KnownModel, LoadedModels
-from .requests import (
-    Branch,
-    LoopRequest,
-    ModelRequest,
-    OnProgress,
-    Reply,
-    ShouldCancel,
-    Submission,
-    VaeRequest,
-    check_filled,
-    ignore,
-    never,
-)
+from .loading import LoadedModels, MakeRoom
+from .requests import LoopRequest, ModelRequest, OnProgress, Reply, ShouldCancel, Submission, VaeRequest, never
 from .running_pool import RunningPool
-
-__all__ = ["Branch", "Cancelled", "LoopRequest", "ModelRequest", "PoolClient", "VaeRequest", "never"]
 
 
 class PoolClient:
@@ -43,8 +27,7 @@ class PoolClient:
     replaced at the next request, and a model that it lost is loaded again: the MODEL in a graph outlives both.
 
     What is asked of it raises ParallelError, typed, with cause and fix (PoolError where the pool died or could not
-    start), and Cancelled where `should_cancel` said so.
-    """
+    start), and Cancelled where `should_cancel` said so."""
 
     def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):
         self.spec = spec
@@ -56,60 +39,42 @@ class PoolClient:
         self._models = LoadedModels()
         self._vaes: dict[str, VaeRequest] = {}  # that ran, by their names
         self._calls = Calls(self._submit)
-        self._keeper = Keeper(spec, rank_module, self._forget)
+        self.keeper = Keeper(spec, rank_module, self._forget)
 
     @property
     def pool(self) -> RunningPool | None:
         """The pool that was started last, and has not been closed; it may have died."""
-        return self._keeper.pool
+        return self.keeper.pool
 
     def start(self, should_cancel: ShouldCancel = never) -> RunningPool:
         """The running pool, started if need be."""
-        with self._keeper.turn(should_cancel):
-            return self._keeper.start()
+        with self.keeper.turn(should_cancel):
+            return self.keeper.start()
 
-    def begin(self) -> None:
-        """Start the pool if need be, and do not wait for its ranks: a load is about to come."""
-        with self._keeper.lock:
-            self._keeper.begin()
-
-    def load(
-        self, model: ModelRequest, should_cancel: ShouldCancel = never, make_room: Callable[[int], None] | None = None
-    ) -> Loaded:
+    def load(self, model: ModelRequest, should_cancel: ShouldCancel = never, make_room: MakeRoom = None) -> Loaded:
         """Have a model in the pool, on the ranks' devices; quick when it is there already. `make_room` is called with
         the bytes of weights that a GPU is about to get, before what is free there is read: who has others on it may
         let them go."""
 
         def run() -> Loaded:
-            answer = self._models.load(model, self._keeper, self._submit, make_room)
+            answer = self._models.load(model, self.keeper, self._submit, make_room)
             self._calls.prepare_anew()
             return answer
 
-        return self._keeper.serve(run, should_cancel)
+        return self.keeper.serve(run, should_cancel)
 
     def forward(
-        self,
-        model: ModelRequest,
-        x: torch.Tensor,
-        timestep: torch.Tensor,
-        conditioning: Mapping[str, Any],
-        *,
-        patches: WeightPatches = UNPATCHED,
-        should_cancel: ShouldCancel = never,
-    ) -> torch.Tensor:
+        self, model: ModelRequest, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any], *,
+        patches: WeightPatches = UNPATCHED, should_cancel: ShouldCancel = never,
+    ) -> torch.Tensor:  # fmt: skip
         """One call of the transformer: x (B, C, ...) in the model's dtype, on any device; timestep (B,) float32;
         context (B, T, D) and the family's extras. The prediction is shaped like the latent part of x, on its device."""
         return self._with(model, lambda: self._calls.run(model.key, x, timestep, conditioning, patches), should_cancel)
 
     def sample(
-        self,
-        model: ModelRequest,
-        request: LoopRequest,
-        *,
-        patches: WeightPatches = UNPATCHED,
-        on_progress: OnProgress = ignore,
-        should_cancel: ShouldCancel = never,
-    ) -> torch.Tensor:
+        self, model: ModelRequest, request: LoopRequest, *, patches: WeightPatches = UNPATCHED,
+        on_progress: OnProgress = lambda *_: None, should_cancel: ShouldCancel = never,
+    ) -> torch.Tensor:  # fmt: skip
         """A whole denoising loop in the pool; returns the latent (B, C, ...) float32 on the CPU."""
         request.check_finite()
         return self._with(model, lambda: self._calls.sample(model.key, request, patches, on_progress), should_cancel)
@@ -122,42 +87,32 @@ class PoolClient:
         return self._with(model, lambda: self._calls.invoke(model.key, method, arguments, patches), should_cancel)
 
     def run_vae(
-        self,
-        vae: VaeRequest,
-        half: str,
-        x: torch.Tensor,
-        *,
-        memory: int = 0,
-        answer_bytes: int = 0,
-        seed: int = 0,
-        options: Mapping[str, Scalar] = MappingProxyType({}),
-        into: torch.Tensor | None = None,
+        self, vae: VaeRequest, half: str, x: torch.Tensor, *, memory: int = 0, answer_bytes: int = 0, seed: int = 0,
+        options: Mapping[str, Scalar] = MappingProxyType({}), into: torch.Tensor | None = None,
         should_cancel: ShouldCancel = never,
-    ) -> torch.Tensor:
-        """Encode or decode, on the CPU; the ranks load the VAE where they do not have it. For arguments see RunVae and
-        Submission."""
-        check_filled(x)
-        request = RunVae(vae.key, vae.file, half, vae.ranks, memory, seed, dict(options))
+    ) -> torch.Tensor:  # fmt: skip
+        """Encode or decode, on the CPU; the ranks load a VAE that they lack. Arguments: see RunVae, Submission."""
+        request = vae.asked(half, x, memory, seed, options)
         given = Submission(request=request, tensors={"x": x}, answer_bytes=answer_bytes, into=into)
         self._vaes[vae.key] = vae
 
         def run() -> torch.Tensor:
-            self._keeper.start()
+            self.keeper.start()
             return self._submit(given).tensors["output"]
 
-        return self._keeper.serve(run, should_cancel)
+        return self.keeper.serve(run, should_cancel)
 
     @property
     def vaes(self) -> list[VaeRequest]:
         """Those on the ranks' devices. Does not wait for a job."""
         # A model that was let go may be on its way.
-        return [self._vaes[name] for name in self._there.vaes() if name in self._vaes]
+        return [self._vaes[name] for name in self._there.held or () if name in self._vaes]
 
     def release(self, model: ModelRequest | VaeRequest, park: bool = False, should_cancel: ShouldCancel = never) -> int:
         """Free the memory of a model or a VAE in the pool, if it runs and holds it; return the bytes freed per rank.
         `park` keeps a model's weights on the host, where that has memory."""
-        with self._keeper.turn(should_cancel):
-            self._keeper.settle()
+        with self.keeper.turn(should_cancel):
+            self.keeper.settle()
             if not self.knows(model):
                 return 0
             if not park:
@@ -176,62 +131,47 @@ class PoolClient:
         return bool(self.held_bytes(model)) or self._there.knows(model.key)
 
     @property
-    def waits_for(self) -> Wait:
-        """What the request of the thread that asks is waiting for."""
-        return self._keeper.waits_for
-
-    @property
-    def models(self) -> list[KnownModel]:
-        """What the ranks can be asked for by name. Does not wait for a job."""
+    def models(self) -> list[tuple[ModelRequest, Loaded]]:
+        """What the ranks can be asked for by name, and what they answered. Does not wait for a job."""
         return self._there.all()
-
-    @property
-    def idle_seconds(self) -> float:
-        """Since the last request was served; 0 while one is."""
-        return self._keeper.idle_seconds
 
     def status(self, timeout: float = 5.0) -> Status | None:
         """The pool's state, or None while no pool runs. Does not wait for a job."""
-        pool = self._keeper.running
+        pool = self.keeper.running
         return pool.status(timeout) if pool is not None else None
 
     def close(self, for_good: PoolError | None = None) -> None:
         """End the pool; `for_good` says why none starts again."""
-        with self._keeper.lock:
-            self._keeper.close(for_good)
+        with self.keeper.lock:
+            self.keeper.close(for_good)
             self._forget()
 
     def close_unused(self, seconds: float) -> bool:
         """End a pool that has run nothing since it started, so long ago; return whether it was one."""
-        with self._keeper.lock:
-            unused = self.pool is not None and self.ran is None and not self.models and self.idle_seconds >= seconds
+        with self.keeper.lock:
+            idle = self.keeper.idle_seconds >= seconds
+            unused = idle and self.pool is not None and self.ran is None and not self.models
             if unused:
                 self.close()
             return unused
 
     def stop(self, should_cancel: ShouldCancel = never) -> None:
         """End the pool, whatever it does: a request that is being served fails, and the next one starts it again."""
-        if (pool := self._keeper.pool) is not None:
+        if (pool := self.keeper.pool) is not None:
             pool.interrupt()
-        with self._keeper.turn(should_cancel):
+        with self.keeper.turn(should_cancel):
             self.close()
-
-    def end(self, seconds: float) -> None:
-        """End the pool for good, whatever it does, in so many seconds: this process ends. Waits for no lock: the thread
-        that works with the pool holds it."""
-        self._keeper.end(seconds)
 
     @property
     def _there(self) -> LoadedModels:
         """What the ranks are known to hold: nothing, where no pool runs."""
-        return self._models if self._keeper.running is not None else LoadedModels()
+        return self._models if self.keeper.running is not None else LoadedModels()
 
     def _with(self, model: ModelRequest, run: Callable[[], torch.Tensor], should_cancel: ShouldCancel) -> torch.Tensor:
-        """Run something that needs a model, in its turn, in a pool that lives; once more where the ranks have forgotten
-        the model or its patches."""
+        """Run what needs a model, in its turn, in a pool that lives; again where the ranks forgot it or its patches."""
 
         def with_weights() -> torch.Tensor:
-            self._keeper.settle()
+            self.keeper.settle()
             if not self._there.knows(model.key):
                 self.load(model, should_cancel)
             elif self._models.has_left(model.key):
@@ -243,22 +183,23 @@ class PoolClient:
                 self.load(model, should_cancel)
                 return run()
 
-        return self._keeper.serve(with_weights, should_cancel)
+        return self.keeper.serve(with_weights, should_cancel)
 
     def _submit(self, submission: Submission) -> Reply:
         """Run one request in the pool that runs, and note what its answer, or its failure, says of the ranks."""
-        pool = self._keeper.pool
+        pool = self.keeper.pool
         assert pool is not None
         try:
             reply = pool.submit(submission)
         except BaseException as error:
             if isinstance(error, OutOfMemoryError):
-                self._models.doubt()
+                self._models.held = {}  # a rank has let everything go: count on nothing
             self._calls.forget()  # whether the ranks kept this request's conditionings is not certain any more
             raise
         if not isinstance(submission.request, Load | Survey | KeepPatches | Release):
-            self._keeper.worked()
-        self._models.note(reply.answer)
+            self.keeper.deaths = 0  # this pool does not die as it starts
+        if reply.answer.held is not None:
+            self._models.held = reply.answer.held
         if isinstance(reply.answer, Finished) and reply.answer.plan:
             self.ran = reply.answer
             self.details = reply.answer.details or self.details

@@ -1,13 +1,12 @@
 """What the ranks hold beside models, as far as this side can know: conditionings, networks, weight patches, and calls
-that are prepared. Each crosses the socket once: a text context once a run, a LoRA once whatever its strength.
-"""
+that are prepared. Each crosses the socket once: a text context once a run, a LoRA once whatever its strength."""
 
 from __future__ import annotations
 
 import itertools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +18,7 @@ from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.patches import Attached
 from parallel_runtime.requests.requests import Attach, ConditioningRef, KeepPatches, attached_name
 
-from ..wire.tensors import in_pieces
+from ..wire.frames import MAX_TENSORS
 from .requests import Submission, Submit
 
 MOST_SETS = 32
@@ -79,13 +78,10 @@ class Conditionings(Mirror[int, tuple[str, list[torch.Tensor]]]):
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one form hold the same, bit for bit: as the widest integers that fit both, which are seven
     times faster to compare than bfloat16, and NaN is NaN."""
-    flat = one.reshape(-1), other.reshape(-1)
-    width = next(
-        dtype
-        for dtype in _WIDTHS
-        if not any(each.nbytes % dtype.itemsize or each.data_ptr() % dtype.itemsize for each in flat)
-    )
-    return torch.equal(flat[0].view(width), flat[1].view(width))
+    first, second = one.reshape(-1), other.reshape(-1)
+    places = first.nbytes | first.data_ptr() | second.data_ptr()  # a multiple of a power of two where each of them is
+    width = next(dtype for dtype in _WIDTHS if places % dtype.itemsize == 0)
+    return torch.equal(first.view(width), second.view(width))
 
 
 class Attachments:
@@ -114,9 +110,24 @@ class Attachments:
         tensors: list[torch.Tensor] = []
         form = describe_module(network.module, tensors)
         named = {attached_name(place): tensor for place, tensor in enumerate(tensors)}
-        for piece in in_pieces(named, NETWORK_PIECE):
+        for piece in _in_pieces(named, NETWORK_PIECE, MAX_TENSORS):
             self._submit(Submission(request=Attach(network.number), tensors=piece))
         self._submit(Submission(request=Attach(network.number, form)))
+
+
+def _in_pieces(tensors: Mapping[str, torch.Tensor], most_bytes: int, most: int) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors in their order, so many and so many bytes at a time, or one where that has more. Memory that is
+    shared with the ranks then need be no larger for them."""
+    piece: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if piece and (size + tensor.nbytes > most_bytes or len(piece) == most):
+            yield piece
+            piece, size = {}, 0
+        piece[name] = tensor
+        size += tensor.nbytes
+    if piece:
+        yield piece
 
 
 class Patches:
@@ -148,7 +159,7 @@ class Patches:
         }
         sets = {each.name: each.to_bytes() for each in new}
         kept: tuple[str, ...] | None = tuple(self._sets)
-        for piece in in_pieces(factors, PATCH_PIECE, _MOST_FACTORS):
+        for piece in _in_pieces(factors, PATCH_PIECE, _MOST_FACTORS):
             self._submit(Submission(request=KeepPatches(comfyui, tuple(piece), kept=kept), tensors=piece))
             kept = None
         self._submit(Submission(request=KeepPatches(comfyui, sets=tuple(sets), kept=kept), tensors=sets))

@@ -40,7 +40,7 @@ class Keeper:
         self._end: PoolError | None = None
         """Why no pool starts any more."""
         self._pauses = False
-        self._deaths = 0  # in a row, without a job that succeeded in between
+        self.deaths = 0  # in a row, without a job that succeeded in between
 
     @contextmanager
     def turn(self, should_cancel: ShouldCancel) -> Iterator[None]:
@@ -62,8 +62,7 @@ class Keeper:
             self.lock.release()
 
     def serve(self, run: Callable[[], _Result], should_cancel: ShouldCancel) -> _Result:
-        """Run it in its turn, once more where the pool died before it began with this: a rank was lost, and nobody knew
-        yet."""
+        """Run it in its turn, again where the pool died before it began with this: nobody knew yet of a lost rank."""
         with self.turn(should_cancel):
             try:
                 return run()
@@ -82,7 +81,7 @@ class Keeper:
     @property
     def running(self) -> RunningPool | None:
         """The pool, if it can take a job."""
-        return self.pool if self.pool is not None and self.pool.alive else None
+        return self.pool if self.pool is not None and self.pool.life.alive else None
 
     @property
     def waits_for(self) -> Wait:
@@ -100,28 +99,25 @@ class Keeper:
         return pool
 
     def begin(self) -> RunningPool:
-        """The pool, started if need be, whose ranks may be about to come."""
-        if self._end is not None:
-            raise self._end
-        self.settle()
-        if self.pool is not None and not self.pool.alive:
-            self.close()
-            self._deaths += 1
-        if self.pool is None:
-            self._back_off()
-            log.info("Parallel DiT: starting a pool on %s", self.spec)
-            self._on_change()
-            self.pool = RunningPool(self.spec, self._rank_module, lambda: self._should_cancel())
-        return self.pool
+        """The pool, started if need be, whose ranks may be about to come: for who is about to load, too."""
+        with self.lock:
+            if self._end is not None:
+                raise self._end
+            self.settle()
+            if self.pool is not None and not self.pool.life.alive:
+                self.close()
+                self.deaths += 1
+            if self.pool is None:
+                self._back_off()
+                log.info("Parallel DiT: starting a pool on %s", self.spec)
+                self._on_change()
+                self.pool = RunningPool(self.spec, self._rank_module, lambda: self._should_cancel())
+            return self.pool
 
     def settle(self) -> None:
         """Wait for jobs that were cancelled; see `RunningPool.settle`."""
         if self.pool is not None:
             self.pool.settle()
-
-    def worked(self) -> None:
-        """A job has succeeded: this pool does not die as it starts."""
-        self._deaths = 0
 
     def close(self, for_good: PoolError | None = None) -> None:
         """End the pool; another one may start, unless an error says why none does."""
@@ -131,14 +127,14 @@ class Keeper:
             self.pool = None
 
     def end(self, seconds: float) -> None:
-        """End the pool for good, in so many seconds, whoever works with it."""
+        """End the pool for good, whoever works with it and holds the lock, in so many seconds: this process ends."""
         self._end = PoolError("ComfyUI is ending.", "Start it again.")
         if self.pool is not None:
             self.pool.close(seconds)
 
     def _back_off(self) -> None:
         """A pool that died once is replaced at once; one that dies again and again is replaced ever more slowly."""
-        wait = min(2.0 ** (self._deaths - 2), MAX_BACK_OFF_SECONDS) if self._deaths > 1 else 0.0
+        wait = min(2.0 ** (self.deaths - 2), MAX_BACK_OFF_SECONDS) if self.deaths > 1 else 0.0
         until = time.monotonic() + wait
         self._pauses = wait > 0
         try:

@@ -20,19 +20,15 @@ State = Literal["starting", "idle", "busy", "cancelled", "dying", "gone"]
 """`starting`: not all ranks are online. `idle`: it can take a job. `busy`: a job is waited for. `cancelled`: one goes
 on that nobody waits for any more. `dying`: it takes no job, and ends. `gone`: nothing comes of it any more."""
 Reason = Literal["turn", "cancelled", "pause", "start", "weights", "measuring", "compile", "job"]
+"""`turn`: another request is being served; `cancelled`: a job that was cancelled ends; `pause`: a pool that died again
+and again is not replaced at once; `start`: ranks come up; `weights`: they go to the devices; `measuring`: kernels and
+links are timed; `compile`: a graph is made; `job`: the ranks are at work."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """What somebody who waits for a pool waits for, and how far it is: plain data, for the node that says it.
-
-    Args:
-        reason: `turn`: another request is being served; `cancelled`: a job that was cancelled ends; `pause`: a pool
-            that died again and again is not replaced at once; `start`: ranks come up; `weights`: they go to
-            the devices; `measuring`: kernels and links are timed; `compile`: a graph is made; `job`: the ranks are at
-            work.
-        done, total: ranks that are up, or bytes of weights that are on the device; 0 where nothing is counted.
-    """
+    """What somebody who waits for a pool waits for, and how far it is (`done` of `total` ranks that are up, or bytes of
+    weights that are on the device; 0 where nothing is counted): plain data, for the node that says it."""
 
     reason: Reason = "job"
     done: int = 0
@@ -88,7 +84,11 @@ class Life:
         message = frame.message
         with self.changed:
             if isinstance(message, Status):
-                self._take_status(message)
+                self.status = message
+                if message.error is not None:  # it is dead
+                    self.die(PoolError(message.error.cause, message.error.fix))
+                elif self.state == "starting" and message.state != "starting":
+                    self.state = "idle"
             elif isinstance(message, Doing):
                 self._wait = Wait(message.what, message.done, message.total)
                 if message.what == "compile":
@@ -97,13 +97,6 @@ class Life:
                 self._wait = Wait()
                 self._take_of_job(frame)
             self.changed.notify_all()
-
-    def _take_status(self, status: Status) -> None:
-        self.status = status
-        if status.error is not None:  # it is dead
-            self.die(PoolError(status.error.cause, status.error.fix))
-        elif self.state == "starting" and status.state != "starting":
-            self.state = "idle"
 
     def _take_of_job(self, frame: Frame) -> None:
         message, job = frame.message, self._job

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 import torch
 
-from parallel_runtime.requests.requests import Answer, Load, Loaded, Survey, Surveyed
+from parallel_runtime.requests.requests import Load, Loaded, Survey, Surveyed
 
 from ..launch import resolve_devices
 from ..machine_facts import find_machine, remember
 from .keeper import Keeper
 from .requests import ModelRequest, Reply, Submission, Submit
 
-
-@dataclass(frozen=True)
-class KnownModel:
-    """A model that the ranks can be asked for by name, and the bytes of its weights on one rank's device now."""
-
-    request: ModelRequest
-    loaded: Loaded
-    bytes: int
+MakeRoom = Callable[[int], None] | None
+"""Gets the bytes that a GPU is about to take."""
 
 
 class LoadedModels:
@@ -30,8 +24,13 @@ class LoadedModels:
     model that the ranks know may have left their devices, for another one or for ComfyUI; it comes back when used."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """The pool is gone."""
         self._loaded: dict[str, tuple[ModelRequest, Loaded]] = {}
-        self._bytes: Mapping[str, int] | None = None  # not told yet
+        self.held: Mapping[str, int] | None = None
+        """Bytes on one rank's device by the names of models and VAEs, as an answer told; None: not told yet."""
 
     def knows(self, name: str) -> bool:
         """Whether the ranks know the model, as far as was heard: they forget those that were not used for long."""
@@ -39,24 +38,17 @@ class LoadedModels:
 
     def bytes_of(self, name: str) -> int:
         """Bytes of its weights on one rank's device; models of the same weights have them in common."""
-        return (self._bytes or {}).get(name, 0)
+        return (self.held or {}).get(name, 0)
 
     def has_left(self, name: str) -> bool:
         """Whether its weights are known not to be on the devices."""
-        return self._bytes is not None and name not in self._bytes
+        return self.held is not None and name not in self.held
 
-    def vaes(self) -> list[str]:
-        """Names of what else the ranks have on their devices: VAEs, which are asked for without a load."""
-        return [name for name in self._bytes or {} if name not in self._loaded]
-
-    def all(self) -> list[KnownModel]:
+    def all(self) -> list[tuple[ModelRequest, Loaded]]:
         """Those that the ranks know, in the order of their loads. May be asked by any thread."""
-        entries = list(self._loaded.items())
-        return [KnownModel(request, loaded, self.bytes_of(name)) for name, (request, loaded) in entries]
+        return list(self._loaded.values())
 
-    def load(
-        self, model: ModelRequest, keeper: Keeper, submit: Submit, make_room: Callable[[int], None] | None
-    ) -> Loaded:
+    def load(self, model: ModelRequest, keeper: Keeper, submit: Submit, make_room: MakeRoom) -> Loaded:
         """Have the ranks load a model; see `PoolClient.load`."""
         model.check_files()
         ranks = resolve_devices(model.config, torch.cuda.device_count).world_size
@@ -78,22 +70,8 @@ class LoadedModels:
         """The ranks have to be asked to load it before it is used again."""
         self._loaded.pop(name, None)
 
-    def note(self, answer: Answer) -> None:
-        """Take in what a rank says it holds."""
-        if answer.held is not None:
-            self._bytes = answer.held
 
-    def doubt(self) -> None:
-        """A rank ran out of memory, and has let everything go: count on nothing."""
-        self._bytes = {}
-
-    def clear(self) -> None:
-        """The pool is gone."""
-        self._loaded.clear()
-        self._bytes = None
-
-
-def surveyed(load: Load, submit: Callable[[Survey], Reply], make_room: Callable[[int], None] | None) -> Load:
+def surveyed(load: Load, submit: Callable[[Survey], Reply], make_room: MakeRoom) -> Load:
     """A load that knows what is free on the ranks' devices, after ComfyUI's own models may have made room."""
 
     def ask() -> Surveyed:

@@ -14,8 +14,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import PoolError
 from parallel_runtime.said import said
 
-from ..launch import PoolSpec, resolve_devices
-from ..network import read_meeting
+from ..launch import PoolSpec, read_meeting, resolve_devices
 from .client import PoolClient
 
 EXIT_SECONDS = 5.0
@@ -64,7 +63,7 @@ class PoolRegistry:
     def end(self) -> None:
         """At the end of the process, when another thread may be in the middle of anything: no lock is taken."""
         for client in list(self.clients):
-            client.end(EXIT_SECONDS)
+            client.keeper.end(EXIT_SECONDS)
 
 
 _registry = PoolRegistry()  # processes are a resource of this process, so they are kept per process
@@ -90,7 +89,7 @@ def end_unused() -> None:
     """For a thread: end pools which started ahead of a prompt that has not come."""
     while True:
         for pool in known_pools():
-            if pool.idle_seconds >= UNUSED_SECONDS and pool.close_unused(UNUSED_SECONDS):
+            if pool.keeper.idle_seconds >= UNUSED_SECONDS and pool.close_unused(UNUSED_SECONDS):
                 text = "Parallel DiT: the pool on %s has not been used, and ends; a prompt starts it again."
                 log.info(text, pool.spec)
         time.sleep(LOOK_SECONDS)

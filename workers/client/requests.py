@@ -12,19 +12,13 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from parallel_runtime.loading.files import Identity, identity
-from parallel_runtime.requests.comfyui_code import ComfyuiCode
-from parallel_runtime.requests.requests import Answer, Request, Sample, VaeFile
+from parallel_runtime.requests.comfyui_code import ComfyuiCode, Scalar
+from parallel_runtime.requests.requests import Answer, Request, RunVae, Sample, VaeFile
 
 OnProgress = Callable[[int, int, "torch.Tensor | None"], None]
 """Gets the step that has ended, how many there are, and the denoised latent where a preview was wished."""
 ShouldCancel = Callable[[], bool]
-
-
 _CPU = torch.device("cpu")
-
-
-def ignore(*_: object) -> None:
-    """For requests that show nothing of it."""
 
 
 def never() -> bool:
@@ -39,7 +33,7 @@ class Submission:
 
     request: Request
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    on_progress: OnProgress = ignore
+    on_progress: OnProgress = lambda *_: None
     device: torch.device = _CPU
     answer_bytes: int = 0
     into: torch.Tensor | None = None
@@ -59,23 +53,14 @@ Submit = Callable[[Submission], Reply]
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """A model as the artist asked for it.
-
-    Args:
-        path: single file or diffusers folder.
-        dtype: "bfloat16", "float16" or "float32".
-        config: degrees, attention and compile belong to the request; its devices choose the pool.
-        identity: of the files that the artist's MODEL was made from; empty where any will do.
-        comfyui: whose own network runs it; None for diffusers'.
-        size: see Load; it makes no other request.
-    """
+    """A model as the artist asked for it: a single file or a diffusers folder."""
 
     path: str
-    dtype: str
-    config: ParallelConfig
-    identity: Identity = ()
-    comfyui: ComfyuiCode | None = None
-    size: tuple[int, int] = field(default=(1024, 1024), repr=False, compare=False)
+    dtype: str  # "bfloat16", "float16" or "float32"
+    config: ParallelConfig  # degrees, attention and compile belong to the request; its devices choose the pool
+    identity: Identity = ()  # of the files that the artist's MODEL was made from; empty where any will do
+    comfyui: ComfyuiCode | None = None  # whose own network runs it; None for diffusers'
+    size: tuple[int, int] = field(default=(1024, 1024), repr=False, compare=False)  # see Load; makes no other request
 
     @cached_property  # a call asks for it several times
     def key(self) -> str:
@@ -100,6 +85,11 @@ class VaeRequest:
     def key(self) -> str:
         """Name of this VAE in the pool."""
         return repr(self.file)
+
+    def asked(self, half: str, x: torch.Tensor, memory: int, seed: int, options: Mapping[str, Scalar]) -> RunVae:
+        """What the ranks are asked; RequestError where there is nothing to encode or decode."""
+        check_filled(x)
+        return RunVae(self.key, self.file, half, self.ranks, memory, seed, dict(options))
 
 
 @dataclass(frozen=True)
@@ -126,7 +116,6 @@ class LoopRequest:
 
     @property
     def steps(self) -> int:
-        """How many."""
         return len(self.tensors["sigmas"]) - 1
 
     def check_finite(self) -> None:
@@ -155,8 +144,7 @@ def check_latent(x: torch.Tensor) -> None:
 
 
 def require_finite(reply: Reply, what: str) -> Mapping[str, torch.Tensor]:
-    """The tensors of an answer; RequestError where they hold what is no number: the last step's would be the picture,
-    with nobody to look at it again."""
+    """An answer's tensors; RequestError for NaN or infinity, as nobody looks again at the last step's, the picture."""
     if reply.finite:
         return reply.tensors
     fix = "Choose bf16 or fp32 as weight_dtype if it is fp16; otherwise the model file or a conditioning is damaged."

@@ -17,11 +17,9 @@ from parallel_runtime.said import Said, said
 
 from ..launch import PoolSpec
 from ..wire.connection import ConnectionClosed
-from ..wire.error_info import revive
 from ..wire.frames import FrameError
-from ..wire.protocol import AskStatus, Cancel, Done, Failed, Job, Progress, Shutdown, Status
-from ..wire.shared_memory import Transport
-from ..wire.tensors import unpack
+from ..wire.protocol import AskStatus, Cancel, Done, Failed, Job, Progress, Shutdown, Status, revive
+from ..wire.tensors import Transport, unpack
 from .life import GIVE_UP_SECONDS, Life, OpenJob, Silence, State
 from .requests import OnProgress, Reply, ShouldCancel, Submission, never
 from .supervisor_process import RANKS, SupervisorProcess, take_early
@@ -52,15 +50,10 @@ class RunningPool:
         """Its private folder, its log, and the supervisor, which all other processes of the pool are below."""
         threading.Thread(target=self._receive, name="parallel-dit", daemon=True).start()
 
-    @property
-    def alive(self) -> bool:
-        """The pool can take a job, now or when it has started."""
-        return self.life.alive
-
     def wait_until_ready(self) -> None:
         """Wait until every rank is online; PoolError where they do not come. A cancel leaves the pool starting."""
         self._wait_while("starting")
-        if not self.alive:
+        if not self.life.alive:
             raise self.death()
 
     def settle(self) -> None:
@@ -202,8 +195,7 @@ class RunningPool:
 
 
 def explain(failed: Failed, spec: PoolSpec) -> ParallelError:
-    """What the failure of a job is to whoever asked for it. Where memory ran out, the error names devices of the pool
-    on which it did not."""
+    """A job's failure, for who asked for it. Where memory ran out, it names devices of the pool on which it did not."""
     error = revive(failed.error)
     if failed.unbegun and not failed.pool_alive:
         return PoolLostError(error.cause, error.fix)

@@ -1,6 +1,5 @@
 """The supervisor as the process that starts it holds it: its folder, its log, its end. One may begin before ComfyUI has
-imported torch, of which it needs nothing.
-"""
+imported torch, of which it needs nothing."""
 
 from __future__ import annotations
 
@@ -16,10 +15,9 @@ from parallel_runtime.errors import PoolError
 from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.said import Said, said
 
-from ..launch import EXPECTED_COMFYUI, PACK_ROOT, PoolSpec, log_directory
-from ..leftovers import make_folder
-from ..pool_log import begin_log, last_line, tell_of_fresh_pool
-from ..processes import end_tree
+from ..launch import EXPECTED_COMFYUI, OWN_SESSION, PoolSpec
+from ..leftovers import end_tree, make_folder
+from ..state_folder import begin_log, last_line, log_directory, tell_of_fresh_pool
 from ..wire.connection import Connection
 
 LAST_WORD_SECONDS = 1.0
@@ -38,7 +36,7 @@ class SupervisorProcess:
         try:
             self._process, self.connection = self._start(spec, rank_module)
         except OSError as error:
-            self._folder.remove()
+            self._folder.close()
             what = "The workers' supervisor could not be started: {strerror}."
             fix = "Close other programs, or raise the limit that this names, and queue the prompt again."
             raise PoolError(what, fix, strerror=error.strerror or error) from error
@@ -52,15 +50,9 @@ class SupervisorProcess:
         log = begin_log(self.log)
         with theirs, log or contextlib.nullcontext():
             try:
-                process = subprocess.Popen(
-                    command,
-                    cwd=PACK_ROOT,
-                    pass_fds=[theirs.fileno(), self._folder.descriptor],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,  # what it says where it cannot start, which no message of its own can tell
-                    start_new_session=True,  # Ctrl-C in ComfyUI's terminal is for ComfyUI
-                )
+                # The log has what it says where it cannot start, which no message of its own can tell.
+                inherited = [theirs.fileno(), self._folder.descriptor]
+                process = subprocess.Popen(command, pass_fds=inherited, stdout=log, stderr=log, **OWN_SESSION)
             except OSError:
                 ours.close()
                 raise
@@ -91,7 +83,7 @@ class SupervisorProcess:
             end_tree(self._process.pid, kill_seconds=KILL_SECONDS)
         self.connection.close()
         self.wait(KILL_SECONDS)  # longer is one inside of a driver, or of a file system that hangs
-        self._folder.remove()
+        self._folder.close()
 
 
 _early: dict[PoolSpec, SupervisorProcess] = {}

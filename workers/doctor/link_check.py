@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..launch import PACK_ROOT, PoolSpec, rank_commands, rank_environment
-from ..leftovers import private_folder
-from ..processes import KILL_SECONDS
+from ..launch import OWN_SESSION, PoolSpec, rank_commands, rank_environment
+from ..leftovers import KILL_SECONDS, die_with_parent, make_folder
 
-PARENT = "PARALLEL_DIT_DOCTOR"
-"""In a rank's environment: the doctor, without which it ends."""
 _POLL_SECONDS = 0.05
 _TAIL_LINES = 12
 _CONSEQUENCE = re.compile(r"connection (closed|reset)|closed by (remote )?peer|broken pipe|heartbeat", re.IGNORECASE)
@@ -41,7 +38,8 @@ class LinkCheck:
 def check_links(spec: PoolSpec, limit_seconds: float, rank_module: str = "workers.doctor.link_rank") -> LinkCheck:
     """Exchange numbers between the devices, one rank each, in the environment that the pool's ranks have."""
     deadline = time.monotonic() + limit_seconds
-    with private_folder() as folder:
+    with contextlib.closing(make_folder()) as private:
+        folder = private.path
         with (folder / "output").open("wb") as output, _ranks(spec, folder, output, rank_module) as ranks:
             codes = [rank.poll() for rank in ranks]
             while not any(codes) and None in codes and time.monotonic() < deadline:
@@ -58,13 +56,12 @@ def check_links(spec: PoolSpec, limit_seconds: float, rank_module: str = "worker
 @contextlib.contextmanager
 def _ranks(spec: PoolSpec, folder: Path, output: Any, module: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes that are gone on leaving: they hold nothing that wants an orderly end."""
-    environment = rank_environment(spec, folder, os.environ) | {PARENT: str(os.getpid())}
-    common: dict[str, Any] = {"cwd": PACK_ROOT, "stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+    environment, doctor = rank_environment(spec, folder, os.environ), os.getpid()
+    common: dict[str, Any] = {"stdout": output, "stderr": output, "preexec_fn": lambda: die_with_parent(doctor)}
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         for command, own in rank_commands(spec, module):
-            # In a session of their own: Ctrl-C is for the doctor, which then ends them.
-            ranks.append(subprocess.Popen(command, env=environment | own, start_new_session=True, **common))
+            ranks.append(subprocess.Popen(command, env=environment | own, **common, **OWN_SESSION))
         yield ranks
     finally:
         for process in ranks:

@@ -3,7 +3,6 @@ is at, and at the end what it measured or why it failed, as lines of JSON in a f
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import time
@@ -15,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..launch import PoolSpec
-from ..processes import die_with_parent
-from .link_check import PARENT
+from ..rank.joining import join, take_device
 
 Tell = Callable[..., None]
 _PATTERN = 1021  # prime, so that no chunk looks like its neighbour
@@ -29,19 +27,11 @@ class WrongResult(Exception):
 def exchange(spec: PoolSpec, rank: int, directory: Path, tell: Tell) -> dict[str, Any]:
     """Join, check that gloo and, on GPUs, NCCL give the right numbers, and time the one that pictures go over."""
     on_gpu, world = spec.device_type == "cuda", spec.world_size
-    device = torch.device("cuda", spec.devices[rank]) if on_gpu else torch.device("cpu")
     if on_gpu:
-        tell(stage=f"taking GPU {device.index}")
-        torch.cuda.set_device(device)
-        torch.zeros(1, device=device)
+        tell(stage=f"taking GPU {spec.devices[rank]}")
+    device = take_device(spec, rank)
     tell(stage="joining the process group")
-    dist.init_process_group(
-        backend="cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo",
-        store=dist.FileStore(str(directory / "store"), world),
-        rank=rank,
-        world_size=world,
-        timeout=datetime.timedelta(hours=1),  # the doctor's own limit is shorter
-    )
+    join(spec, rank, device, directory)  # the doctor's own limit is shorter than the group's
     tell(stage="in the exchange by gloo")
     verify(torch.empty(1000 * world))
     backend, megabytes, repeats = ("NCCL", 64, 40) if on_gpu else ("gloo", 8, 8)
@@ -86,7 +76,6 @@ def seconds_of(buffer: torch.Tensor, repeats: int) -> float:
 
 def main(check: Callable[[PoolSpec, int, Path, Tell], dict[str, Any]] = exchange) -> None:
     """Process entry. `check` lets tests put faults in."""
-    die_with_parent(int(os.environ[PARENT]))
     rank, directory = int(os.environ["RANK"]), Path(os.environ["PARALLEL_DIT_POOL"])
 
     def tell(**entry: Any) -> None:

@@ -18,17 +18,12 @@ from parallel_runtime.measured import find_version
 
 from ..driver import DriverGpu, find_links, list_gpus
 from ..launch import PACK_ROOT
-from ..leftovers import private_folder
-from ..processes import die_with_parent
+from ..leftovers import die_with_parent, make_folder
 
 OLDEST = {
-    "torch": "2.6",
-    "safetensors": "0.4.3",
-    "msgspec": "0.18",
-    "psutil": "5.9",
-    "packaging": "20.0",
+    "torch": "2.6", "safetensors": "0.4.3", "msgspec": "0.18", "psutil": "5.9", "packaging": "20.0",
     "nvidia-ml-py": "12.535.77",
-}
+}  # fmt: skip
 """Oldest version of each package that is supported."""
 _PROBE_SECONDS = 120
 _SHOWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NCCL_P2P", "NCCL_IB", "NCCL_SHM", "NCCL_SOCKET")
@@ -46,12 +41,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts, without a verdict; memory in bytes. A package whose version is None is missing.
-
-    Args:
-        driver_gpus: GPUs that the driver lists. `gpus`: those that CUDA sees, in its order and by its numbers.
-        problem: why the probe said nothing. `gpu_problem`: what CUDA complained about. Without a full stop.
-    """
+    """Facts, without a verdict; memory in bytes. A package whose version is None is missing."""
 
     packages: dict[str, str | None]
     memory_total: int
@@ -61,42 +51,35 @@ class Machine:
     cuda: str | None = None
     nccl: str | None = None
     driver_gpus: tuple[DriverGpu, ...] = ()
-    gpus: tuple[DriverGpu, ...] = ()
+    gpus: tuple[DriverGpu, ...] = ()  # those that CUDA sees, in its order and by its numbers
     links: tuple[Link, ...] = ()
-    problem: str | None = None
-    gpu_problem: str | None = None
+    problem: str | None = None  # why the probe said nothing; as below without a full stop
+    gpu_problem: str | None = None  # what CUDA complained about
 
 
 def look() -> Machine:
-    """What is known at once, without torch: versions, memory, and GPUs as the driver counts them."""
-    gpus, memory, shm = list_gpus(), psutil.virtual_memory(), os.statvfs("/dev/shm")
+    """Versions, memory, GPUs as the driver counts them and as CUDA does, and their links."""
+    memory, shm, driver_gpus = psutil.virtual_memory(), os.statvfs("/dev/shm"), list_gpus()
     environment = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_SHOWN_VARIABLES)}
     packages, free = {name: find_version(name) for name in OLDEST}, shm.f_bavail * shm.f_frsize
-    return Machine(packages, memory.total, memory.available, free, environment, driver_gpus=gpus, gpus=gpus)
-
-
-def ask_torch(machine: Machine) -> Machine:
-    """The machine with what the probe finds out."""
     told = _probe()
     seen, reach = told.pop("gpus", []), told.pop("reach", [])
-    by_uuid = {gpu.uuid: gpu for gpu in machine.driver_gpus}
+    by_uuid = {gpu.uuid: gpu for gpu in driver_gpus}
     # What the driver does not tell of (a part of a GPU) is known by its name alone.
     known = [by_uuid.get(uuid) or DriverGpu(-1, uuid, name, 0, 0, "", "") for uuid, name in seen]
     kinds = find_links() if len(known) > 1 else {}
-    links = [
-        Link(first, second, [first, second] in reach, kinds.get((known[first].index, known[second].index)))
-        for second in range(len(known))
-        for first in range(second)
-    ]
+    pairs = [(first, second) for second in range(len(known)) for first in range(second)]
+    links = [Link(a, b, [a, b] in reach, kinds.get((known[a].index, known[b].index))) for a, b in pairs]
     gpus = tuple(replace(gpu, index=index) for index, gpu in enumerate(known))
-    return replace(machine, **told, gpus=gpus, links=tuple(links))
+    told |= {"driver_gpus": driver_gpus, "gpus": gpus, "links": tuple(links)}
+    return Machine(packages, memory.total, memory.available, free, environment, **told)
 
 
 def _probe() -> dict[str, Any]:
     """In a process of its own: a driver that hangs or crashes then takes nobody along."""
-    with private_folder() as folder:  # packages make folders for their caches when they are imported
+    with contextlib.closing(make_folder()) as folder:  # packages make folders for their caches when they are imported
         common: dict[str, Any] = {"cwd": PACK_ROOT, "capture_output": True, "text": True}
-        common["env"] = os.environ | {"TMPDIR": str(folder)}
+        common["env"] = os.environ | {"TMPDIR": str(folder.path)}
         try:
             done = subprocess.run([sys.executable, "-m", "workers.doctor.machine"], **common, timeout=_PROBE_SECONDS)
         except subprocess.TimeoutExpired:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from packaging.version import InvalidVersion, Version
-
 from parallel_runtime.said import Said, as_said, said, together
 
 from ..launch import PACK_ROOT, PoolSpec
@@ -117,6 +115,8 @@ def _find_in_devices(spec: PoolSpec, machine: Machine) -> Iterator[Finding]:
 
 def is_older(version: str, oldest: str) -> bool:
     """Whether a version is older than the oldest that is good enough; its previews count as itself: 2.6.0a0 is 2.6."""
+    from packaging.version import InvalidVersion, Version  # which may be missing where ComfyUI's node reads this file
+
     try:
         return Version(Version(version).base_version) < Version(oldest)
     except InvalidVersion:  # somebody's own build, who knows what is in it

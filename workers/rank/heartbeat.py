@@ -16,7 +16,7 @@ from parallel_runtime.acceleration.compiler import watch
 from ..wire.connection import ConnectionClosed
 from ..wire.protocol import Doing
 from ..wire.protocol import Heartbeat as Beat
-from .elsewhere import Channel
+from .joining import Channel
 
 HEARTBEAT_SECONDS = 1.0
 COMPILE_SECONDS = 900.0
@@ -38,8 +38,7 @@ class Heartbeat:
 
     @property
     def progress(self) -> int:
-        """Rises whenever this rank gets on: with a job, with a forward's blocks, or with an import, which may take a
-        minute from a cold disk."""
+        """Rises whenever this rank gets on: with a job, a forward's blocks, or an import (a minute on a cold disk)."""
         return self._progress + self._blocks() + len(sys.modules)
 
     def got_on(self) -> None:

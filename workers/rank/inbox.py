@@ -22,9 +22,8 @@ from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from ..wire.connection import ConnectionClosed
 from ..wire.frames import Frame, FrameError, tensor_bytes
 from ..wire.protocol import Abandon, Cancel, Job, Run, TensorSpec
-from ..wire.shared_memory import Segment
-from ..wire.tensors import unpack
-from .elsewhere import Channel
+from ..wire.tensors import Segment, unpack
+from .joining import Channel
 
 LOADING = ("comfy.supported_models", "comfy.sd")
 """What the first network of ComfyUI's imports."""
@@ -39,8 +38,7 @@ def import_ahead(device: torch.device, code: ComfyuiCode | None = None) -> Itera
     if its networks and patches will be wanted, one part each time that this is asked for the next.
 
     The rank's own thread asks: two threads that import modules which import each other get half of them. A job that
-    comes meanwhile waits for no more than the part at hand. No rank depends on another's.
-    """
+    comes meanwhile waits for no more than the part at hand. No rank depends on another's."""
     parts: list[Callable[[], object]] = []
     if code is not None:  # before all else
         parts.append(partial(use_comfyui, code.folder, {**code.options, "cpu": device.type == "cpu"}))
@@ -128,8 +126,7 @@ def share(
     """Bring the tensors that rank 0 received to every rank's device: one broadcast of raw bytes, if there are others.
 
     All ranks call it with the same specs; rank 0 alone has a payload: the frame's bytes, or uint8 memory that begins
-    with them and is copied, as others will write to it. The host does not wait for that copy.
-    """
+    with them and is copied, as others will write to it. The host does not wait for that copy."""
     total = sum(tensor_bytes(spec) for spec in specs)
     if not total:
         return unpack(specs, payload[:0].to(device) if world_size == 1 and isinstance(payload, torch.Tensor) else None)

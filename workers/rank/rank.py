@@ -23,18 +23,15 @@ from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import Forward, Invoke, Load, RunVae, Sample, Step, Survey
 
-from ..wire.error_info import describe
 from ..wire.frames import Frame
-from ..wire.protocol import Abandon, Doing, Done, Failed, Job, Launched, Progress, Ready
-from ..wire.shared_memory import Segment, write
-from ..wire.tensors import pack, unpack_meta
-from .elsewhere import Channel
+from ..wire.protocol import Abandon, Doing, Done, Failed, Job, Launched, Progress, Ready, describe
+from ..wire.tensors import Segment, pack, unpack_meta, write
 from .heartbeat import Heartbeat
 from .inbox import ClientMemory, Inbox, import_ahead, share
+from .joining import Channel
 
 _MAY_FAIL_ALIKE = (Forward, Invoke, RunVae, Sample, Step)
-"""Requests that change nothing of what the ranks hold: a run of theirs that fails on all ranks need not cost the pool.
-"""
+"""Requests that change nothing of what the ranks hold: a run that fails on all of them need not cost the pool."""
 SLOW_SECONDS = 1.0
 """Jobs that take longer are told of in the log, with their parts."""
 LOADING_SECONDS = 0.25
@@ -104,15 +101,12 @@ class Rank:
             if isinstance(load, Load) and load.comfyui is None:
                 leave_out_unused_packages()  # of diffusers; this process has no other use for it
             prepared = self.engine.prepare(job.request, unpack_meta(job.tensors), RankControl(self, job))
-        except Cancelled:
-            self._fail(job.number, Cancelled(), cancelled=True)
         except Exception as error:  # noqa: BLE001 - process border: reported to the supervisor, the pool lives
             self.spent = is_spent(error)
-            self._fail(job.number, error)
-        else:
-            self.connection.send(Ready(job.number, self.rank, dict(prepared.offers)))
-            return prepared
-        return None
+            self._fail(job.number, error, cancelled=isinstance(error, Cancelled))
+            return None
+        self.connection.send(Ready(job.number, self.rank, dict(prepared.offers)))
+        return prepared
 
     def _run(self, frame: Frame, job: Job, prepared: Prepared, agreed: Mapping[str, int]) -> None:
         try:

@@ -3,10 +3,10 @@ supervisor's end is seen in the middle of a job; one sends a heartbeat."""
 
 from __future__ import annotations
 
-import datetime
 import faulthandler
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -15,46 +15,18 @@ from pathlib import Path
 import msgspec
 import psutil
 import torch
-import torch.distributed as dist
 
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.requests.comfyui_code import ComfyuiCode
 
-from ..launch import EXPECTED_COMFYUI, PoolSpec
-from ..processes import DUMP_STACKS, die_with_parent
+from ..launch import EXPECTED_COMFYUI, PoolSpec, own_address
+from ..leftovers import DUMP_STACKS, die_with_parent
 from ..wire.connection import Connection, connect_in
 from ..wire.protocol import Hello, Online
-from .elsewhere import host_name, link_ranks, make_environment
+from .joining import join, link_ranks, make_environment, take_device
 from .rank import Rank
 
-COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
-
 log = logging.getLogger("rank")
-
-
-def take_device(spec: PoolSpec, local_rank: int) -> torch.device:
-    """Be on the device of a rank, which is so many among those of this machine."""
-    if spec.device_type == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", spec.devices[local_rank])
-    torch.cuda.set_device(device)
-    # The context exists before DeviceMesh looks, which would choose a device itself.
-    torch.zeros(1, device=device)
-    return device
-
-
-def join(spec: PoolSpec, rank: int, device: torch.device, folder: Path) -> None:
-    """Join the process group; every rank of the world does. One rank alone needs none. Ranks of one machine meet at a
-    file in the pool's folder that nobody else can open; those of several at torchrun's own store."""
-    size = spec.world_size
-    if size > 1:
-        dist.init_process_group(
-            backend="cpu:gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            timeout=COLLECTIVE_TIMEOUT,
-            store=dist.FileStore(str(folder / f"store-{size}"), size) if spec.hosts == 1 else None,
-            rank=rank,
-            world_size=size,
-        )
 
 
 def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> None:
@@ -77,7 +49,8 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     torch.set_grad_enabled(False)
     times.append(time.time())
     device = take_device(spec, int(os.environ["LOCAL_RANK"]))
-    join(spec, number, device, folder)
+    if spec.world_size > 1:  # one rank alone needs no group
+        join(spec, number, device, folder)
     times.append(time.time())
     engine = make_engine(device, number, spec.world_size)
     link = link_ranks(spec, number, connection) if spec.hosts > 1 else connection
@@ -91,6 +64,7 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     threading.Thread(target=rank.inbox.receive, name="receive", daemon=True).start()
     threading.Thread(target=rank.heartbeat.beat, name="heartbeat", daemon=True).start()
     name = f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
-    link.send(Online(number, name, host_name(os.environ) if elsewhere else ""))
+    host = f"{socket.gethostname()} ({own_address(os.environ['MASTER_ADDR'])})" if elsewhere else ""
+    link.send(Online(number, name, host))
     rank.work()
     os._exit(1)  # it can do no more: interpreter and libraries may want what there is none of

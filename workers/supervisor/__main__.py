@@ -1,6 +1,5 @@
 """`python -m workers.supervisor FD CLIENT DIRECTORY LOG DEVICES RANK_MODULE`, as the client starts it; FD is one end of
-a socket pair whose other end the client holds, CLIENT is the client's pid.
-"""
+a socket pair whose other end the client holds, CLIENT is the client's pid."""
 
 import asyncio
 import shutil
@@ -9,8 +8,8 @@ import sys
 from pathlib import Path
 
 from ..launch import PoolSpec
-from ..pool_log import PoolLog
-from ..processes import become_subreaper
+from ..leftovers import become_subreaper
+from ..state_folder import PoolLog
 from .supervisor import Supervisor
 
 descriptor, parent, directory, log_path, spec, rank_module = sys.argv[1:7]

@@ -1,4 +1,4 @@
-"""The job that the ranks of a pool are busy with: handed out, brought together, answered."""
+"""The job that the ranks of a pool are busy with: handed out, brought together, answered, or found to have stalled."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ import msgspec
 from parallel_runtime.requests.requests import Step
 from parallel_runtime.said import said
 
-from ..pool_log import PoolLog
+from ..state_folder import PoolLog
 from ..wire.connection import Endpoint
-from ..wire.error_info import ErrorInfo, of_all_ranks
 from ..wire.frames import Frame
-from ..wire.protocol import Abandon, Cancel, Done, Failed, Job, Launched, Ready, Run
+from ..wire.protocol import Abandon, Cancel, Done, ErrorInfo, Failed, Job, Launched, Ready, Run, of_all_ranks
 from .members import Members
-from .stall import StallWatch
 
 ALIKE_SECONDS = 5.0
 """So long after a rank failed in a run the others may fail alike: ranks compute in step, but a busy machine does not
 run them so. Less costs a pool that could have lived; more is waited for in vain where one rank failed alone."""
+
+FLOOR_SECONDS = 60.0
+TICK_SECONDS = 0.5
+_SUSPENDED_SECONDS = 4.0
 
 Outcome = Literal["open", "ready", "refused", "finished", "unbegun", "failing", "alike", "broken"]
 """`open`: not all have answered. `ready`, `refused`: all have prepared it, or one could not. `finished`: all have run
@@ -54,21 +56,17 @@ class ActiveJob:
             return
         if isinstance(message, Failed):
             self.failed[message.rank] = message
-            self._note(message)
         elif isinstance(message, Ready) and self.phase == "preparing":
             self.ready[message.rank] = message
         elif isinstance(message, Done) and self.phase == "running":
             self.done[message.rank] = frame
-            self._note(message)
+        if not isinstance(message, Ready) and message.launched is not None:
+            self.launched[message.rank] = message.launched
 
     def note_unread(self, rank: int) -> None:
         """A rank is the first that ends, and had not read all that was sent to it; nothing came of it since."""
         heard_of = rank in self.ready or rank in self.done or rank in self.failed
         self.unread = not heard_of and all(failed.error.consequence for failed in self.failed.values())
-
-    def _note(self, message: Done | Failed) -> None:
-        if message.launched is not None:
-            self.launched[message.rank] = message.launched
 
     @property
     def agreed(self) -> dict[str, int]:
@@ -88,23 +86,71 @@ class ActiveJob:
         unbegun = [failed.unbegun for failed in self.failed.values()]
         if any(unbegun):
             return "broken" if self.done or not all(unbegun) else "unbegun" if everyone else "open"
-        if self.launched.keys() != answered or (everyone and not self._alike):
+        counts = [each for own in self.launched.values() for each in own.items()]
+        alike = all(self.launched.get(rank, {}).get(key) == count for key, count in counts for rank in key[0])
+        if self.launched.keys() != answered or (everyone and not alike):
             return "broken"
         return "alike" if everyone else "failing"
-
-    @property
-    def _alike(self) -> bool:
-        return all(
-            self.launched.get(rank, {}).get(key) == count
-            for own in self.launched.values()
-            for key, count in own.items()
-            for rank in key[0]
-        )
 
     @property
     def failure(self) -> Failed:
         """The failure to tell: a real one before a cancelled one or its consequence, the lowest rank's first."""
         return min(self.failed.values(), key=lambda each: (each.cancelled, each.error.consequence, each.rank))
+
+
+@dataclass
+class StallWatch:
+    """When no rank that is awaited has got on for so long, the pool has stalled.
+
+    One rank alone that does not get on says nothing: it may wait in a collective for another that does, or for a step
+    that others compute. Where one hangs, all of them stand still soon, and the one that stood still first is to blame.
+    Time in which the supervisor missed its own ticks (a laptop slept) counts for nobody."""
+
+    floor: float = FLOOR_SECONDS
+    _counts: dict[int, int] = field(default_factory=dict)
+    _since: dict[int, float] = field(default_factory=dict)
+    _waits: dict[int, bool] = field(default_factory=dict)
+    _last_tick: float = 0.0
+
+    def start(self, ranks: int, now: float) -> None:
+        """A job (or a phase of it) begins: every rank has made progress just now."""
+        self._since = dict.fromkeys(range(ranks), now)
+        self._last_tick = now
+
+    def stop(self) -> None:
+        """No job is on; nothing can stall."""
+        self._since.clear()
+
+    def beat(self, rank: int, count: int, now: float, waits: bool = False) -> None:
+        """A heartbeat: `count` is another when the rank got on. Who `waits` for others is hardly to blame."""
+        self._waits[rank] = waits
+        if self._counts.get(rank) != count:
+            self._counts[rank] = count
+            self.answered(rank, now)
+
+    def answered(self, rank: int, now: float) -> None:
+        """A message of the job came from this rank."""
+        if rank in self._since:
+            self._since[rank] = now
+
+    def through(self, rank: int) -> None:
+        """This rank has done its part, and waits for the others: it is not awaited."""
+        self._since.pop(rank, None)
+
+    def waited(self, now: float) -> None:
+        """A rank compiles, which may take minutes; the others may be waiting for it in a collective."""
+        self._since = dict.fromkeys(self._since, now)
+
+    def tick(self, now: float) -> tuple[int, float] | None:
+        """Called every TICK_SECONDS; return the rank that stalled longest, if all have, and for how many seconds."""
+        gap, self._last_tick = now - self._last_tick, now
+        if gap > _SUSPENDED_SECONDS:
+            self._since = {rank: since + gap for rank, since in self._since.items()}
+            return None
+        if not self._since or now - max(self._since.values()) <= self.floor:
+            return None
+        first = min(self._since, key=lambda rank: (self._waits.get(rank, False), self._since[rank]))
+        return first, now - self._since[first]
 
 
 class Jobs:

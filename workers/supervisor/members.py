@@ -16,9 +16,9 @@ from typing import Any
 from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.said import Said, said
 
-from ..launch import PACK_ROOT, PoolSpec
-from ..pool_log import PoolLog
-from ..processes import DUMP_STACKS, die_with_parent, is_descendant
+from ..launch import OWN_SESSION, PoolSpec
+from ..leftovers import DUMP_STACKS, die_with_parent, is_descendant
+from ..state_folder import PoolLog
 from ..wire.connection import Endpoint
 from ..wire.frames import Frame, FrameError
 from ..wire.protocol import Hello, Message, Online
@@ -44,20 +44,14 @@ class Members:
     """Awaits the end of each process, and serves each connection until its end. Both are losses: nobody leaves a pool
     that goes on. Ranks of this machine have a connection each; rank 0's is that of ranks on other machines as well.
 
-    Args:
-        on_loss: called with the sign that a loss is, with who was lost, in words, and with the rank's number where it
-            ended and had not read all that was sent to it.
-        watch: has something go on beside.
-    """
+    `on_loss` gets the sign that a loss is, who was lost, in words, and the rank where it ended with something unread;
+    `watch` has something go on beside."""
 
     def __init__(
-        self,
-        spec: PoolSpec,
-        log: PoolLog,
-        on_frame: Callable[[int, Frame], Coroutine[Any, Any, None]],
+        self, spec: PoolSpec, log: PoolLog, on_frame: Callable[[int, Frame], Coroutine[Any, Any, None]],
         on_loss: Callable[[Blame, Said, int | None], None],
         watch: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-    ):
+    ):  # fmt: skip
         self.size = spec.world_size
         """Ranks of the pool."""
         self.pids: dict[int, int] = {}
@@ -91,16 +85,9 @@ class Members:
         """Start a rank, or torchrun where several machines meet. It ends with this process, and the ranks with it."""
         parent = os.getpid()
         process = await asyncio.create_subprocess_exec(
-            *command,
-            env=dict(environment),
-            cwd=PACK_ROOT,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=lambda: die_with_parent(parent),
-            limit=1 << 20,
-        )
+            *command, env=dict(environment), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            preexec_fn=lambda: die_with_parent(parent), limit=1 << 20, **OWN_SESSION,
+        )  # fmt: skip
         self._processes.append(process)
         rank = environment.get("RANK")
         self._hearing.append(self._watch(self._hear(process, "" if rank is None else f"[rank {rank}] ")))

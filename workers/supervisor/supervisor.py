@@ -20,18 +20,15 @@ import msgspec
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.said import Said, said, together
 
-from ..launch import PoolSpec, prune_compiled, rank_commands, rank_environment, read_seconds, state_directory
-from ..network import check_free, interface_of, read_meeting
-from ..pool_log import PoolLog, tell_of_fresh_pool
-from ..processes import end_tree
+from ..launch import PoolSpec, open_meeting, rank_commands, rank_environment, read_seconds
+from ..leftovers import end_tree
+from ..state_folder import PoolLog, prune_compiled, state_directory, tell_of_fresh_pool
 from ..wire import protocol
 from ..wire.connection import Endpoint, listen_in
-from ..wire.error_info import ErrorInfo, describe
 from ..wire.frames import Frame
-from ..wire.protocol import Failed, Heartbeat, PoolState, Shutdown, Status
-from .jobs import Jobs
+from ..wire.protocol import ErrorInfo, Failed, Heartbeat, PoolState, Shutdown, Status, describe
+from .jobs import FLOOR_SECONDS, TICK_SECONDS, Jobs
 from .members import Blame, Members
-from .stall import FLOOR_SECONDS, TICK_SECONDS
 
 START_SECONDS = 300.0
 BLAME_SECONDS = 0.3
@@ -44,14 +41,12 @@ REPORT_SECONDS = 5.0
 class Supervisor:
     """The pool as one object: its start, its state, and its end."""
 
-    def __init__(
-        self, client: socket.socket, parent: int, spec: PoolSpec, directory: Path, log: PoolLog, rank_module: str
-    ):
+    def __init__(self, client: socket.socket, parent: int, spec: PoolSpec, folder: Path, log: PoolLog, module: str):
         self.client = Endpoint(client)
         self.spec = spec
-        self.directory = directory
+        self.folder = folder
         self.log = log
-        self.rank_module = rank_module
+        self.rank_module = module
         self.members = Members(spec, log, self._from_rank, self._lost, self._watch)
         self.jobs = Jobs(self.members, self.client, log, self._rank_failed)
         self.error: ErrorInfo | None = None
@@ -81,13 +76,9 @@ class Supervisor:
         """Listen, and start the ranks. What fails here is the pool's death, with its cause."""
         start_seconds = read_seconds(os.environ, "PARALLEL_DIT_START_SECONDS", START_SECONDS)
         self.jobs.stall.floor = read_seconds(os.environ, "PARALLEL_DIT_STALL_SECONDS", FLOOR_SECONDS)
-        self._watch(self.members.open(listen_in(self.directory)))
-        interface, where = "lo", ""
-        if self.spec.hosts > 1:
-            address, port = read_meeting(os.environ)
-            interface, where = interface_of(address), f"{address}:{port}"
-            check_free(address, port)
-        environment = rank_environment(self.spec, self.directory, os.environ, interface)
+        self._watch(self.members.open(listen_in(self.folder)))
+        interface, where = ("lo", "") if self.spec.hosts == 1 else open_meeting(os.environ)
+        environment = rank_environment(self.spec, self.folder, os.environ, interface)
         for command, own in rank_commands(self.spec, self.rank_module, where):
             await self.members.start(command, environment | own)
         self._watch(self._watch_start(start_seconds))
@@ -166,7 +157,7 @@ class Supervisor:
     async def _watch_stall(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            if self.client.sending:  # it is stopped or busy, and a rank's messages wait for it
+            if self.client.sending.locked():  # it is stopped or busy, and a rank's messages wait for it
                 self.jobs.stall.waited(time.monotonic())
             stall = self.jobs.stall.tick(time.monotonic())
             if stall is not None:

@@ -101,12 +101,8 @@ class Endpoint:
         self.socket = sock
         self.left_unread = False
         """The other side ended, and had not read all that was sent to it."""
-        self._sending = asyncio.Lock()
-
-    @property
-    def sending(self) -> bool:
-        """Something is on its way out: the other side has not read all of it."""
-        return self._sending.locked()
+        self.sending = asyncio.Lock()
+        """Locked while something is on its way out: the other side has not read all of it."""
 
     async def receive(self) -> Frame | None:
         """The next frame, or None at the end of the connection; FrameError where what comes is none."""
@@ -143,7 +139,7 @@ class Endpoint:
         prefix = encode_prefix(frame.header, payload.nbytes)
         loop = asyncio.get_running_loop()
         try:
-            async with self._sending:
+            async with self.sending:
                 await loop.sock_sendall(self.socket, prefix + frame.header)
                 if payload.nbytes:  # nothing more is sent to who has read it all, and may be gone
                     await loop.sock_sendall(self.socket, payload)
@@ -171,8 +167,7 @@ def connect_in(folder: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def _socket_of(folder: Path) -> Iterator[str]:
-    """The kernel takes 107 bytes as the path of a Unix socket, and $TMPDIR alone may have more. Through the descriptor
-    of the folder the path is short."""
+    """Its path through the folder's descriptor: the kernel takes 107 bytes as one, and $TMPDIR alone may have more."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}/ranks.socket"

@@ -2,8 +2,7 @@
 
     magic 4 | version 2 | header bytes 4 | payload bytes 8 | header | payload
 
-The payload has all bytes of the header's tensors, or none: they go to rank 0 alone, or lie in shared memory.
-"""
+The payload has all bytes of the header's tensors, or none: they go to rank 0 alone, or lie in shared memory."""
 
 from __future__ import annotations
 
@@ -29,16 +28,8 @@ MAX_DIMS = 16
 _CLOSED = "The connection was closed; the next prompt starts fresh workers."
 
 ITEM_BYTES = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "int32": 4,
-    "int64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-}
+    "bool": 1, "uint8": 1, "int8": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
 """Tensor types that may travel, by torch's names, and the bytes of one element."""
 
 
@@ -48,14 +39,8 @@ def _to_data(value: object) -> Any:
     raise NotImplementedError(f"{type(value).__name__} does not travel")
 
 
-def _from_data(kind: type, data: Any) -> Any:
-    if kind is Said:
-        return Said.from_data(data)
-    raise NotImplementedError(f"{kind.__name__} does not travel")
-
-
 _encoder = msgspec.msgpack.Encoder(enc_hook=_to_data)
-_decoder = msgspec.msgpack.Decoder(Message, dec_hook=_from_data)
+_decoder = msgspec.msgpack.Decoder(Message, dec_hook=lambda _, data: Said.from_data(data))  # no other type needs it
 
 
 class FrameError(PoolError):

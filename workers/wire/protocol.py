@@ -1,9 +1,8 @@
-"""Messages between client, supervisor and ranks, as msgspec structs; `frames.py` puts them on a socket.
+"""Messages between client, supervisor and ranks, msgspec structs, errors among them; `frames.py` puts them on a socket.
 
 A job goes through two phases. PREPARE: every rank validates, loads and allocates, and answers `Ready` or `Failed`;
 an error here costs the job only. RUN starts when all are ready; a failure in it costs the pool. A `Step` repeats a
-call that was prepared before, and goes to RUN at once.
-"""
+call that was prepared before, and goes to RUN at once."""
 
 from __future__ import annotations
 
@@ -12,14 +11,29 @@ from typing import Literal
 
 import msgspec
 
+from parallel_runtime.errors import ERROR_TYPES, ParallelError, PoolError
 from parallel_runtime.requests.requests import Answer, Request
-
-from .error_info import ErrorInfo
+from parallel_runtime.said import Said, as_said, said
 
 VERSION = 19
+_LONGEST_TEXT = 4_000
+_LONGEST_TRACEBACK = 50_000
+"""Characters of an error: whatever is in it, it fits into a frame."""
+_RANK_FAILED = "Worker {rank} failed with {error}."
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
 """`silent` is what the client says of a supervisor that does not answer."""
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """A `ParallelError` as data, with a traceback for the log; `consequence`: another rank is to blame."""
+
+    type: str
+    cause: Said
+    fix: Said
+    rank: int | None = None
+    traceback: str = ""
+    consequence: bool = False
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -33,7 +47,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 # client -> supervisor, and onwards to every rank (its payload to rank 0 alone)
 class Job(msgspec.Struct, frozen=True, tag=True):
     """A request with its number and the tensors that come with it: in the payload, or in the first half of a `segment`
-    of shared memory, by its path, whose second half takes the answer's (shared_memory.py)."""
+    of shared memory, by its path, whose second half takes the answer's (tensors.py)."""
 
     number: int
     request: Request
@@ -176,3 +190,44 @@ _OfClient = Job | Cancel | AskStatus | Shutdown
 _OfSupervisor = Run | Abandon | Status
 _OfRank = Hello | Lost | Online | Ready | Heartbeat | Progress | Doing | Done | Failed
 Message = _OfClient | _OfSupervisor | _OfRank
+
+
+def describe(error: BaseException, rank: int | None, traceback: str = "") -> ErrorInfo:
+    """Turn an exception into data. One that is not ours keeps its class name in the cause; its fix is left open."""
+    traceback = _plain(traceback[-_LONGEST_TRACEBACK:])
+    if isinstance(error, ParallelError):
+        return ErrorInfo(type(error).__name__, _portable(error.cause), _portable(error.fix), rank, traceback)
+    text = _plain(str(error).strip().split("\n")[0][:_LONGEST_TEXT])
+    what = f"{type(error).__name__}: {text.rstrip('.')}"
+    cause = said("The workers failed with {error}.", error=what)
+    if rank is not None:
+        cause = said(_RANK_FAILED, rank=rank, error=what)
+    return ErrorInfo("PoolError", cause, Said(""), rank, traceback)
+
+
+def of_all_ranks(info: ErrorInfo, log: str) -> ErrorInfo:
+    """An error that ended a run on all ranks, none of which waits: the model's own, so to say."""
+    if info.type != "PoolError":
+        return msgspec.structs.replace(info, fix=info.fix or said("The log is {log}.", log=log))
+    cause = info.cause
+    if cause.template == _RANK_FAILED and isinstance(cause.values, dict):
+        cause = said("The model failed with {error}.", error=cause.values["error"])
+    fix = "See whether all that the sampler gets is made for this model, which stays loaded; the log is {log}."
+    return msgspec.structs.replace(info, type="RequestError", cause=cause, fix=said(fix, log=log))
+
+
+def _portable(text: Said) -> Said:
+    """A text that can travel, with what it is made of unless that is too long."""
+    if len(text) > _LONGEST_TEXT or _plain(text) != text:
+        return as_said(_plain(text[:_LONGEST_TEXT]))
+    return text
+
+
+def _plain(text: str) -> str:
+    """What can travel: names of files may hold bytes that are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def revive(info: ErrorInfo) -> ParallelError:
+    """The exception that `describe` turned into data."""
+    return ERROR_TYPES.get(info.type, PoolError)(info.cause, info.fix)

@@ -1,4 +1,4 @@
-"""The log file of one pool: rotating, and never a reason for the pool to fail."""
+"""What outlives a pool: its log, which is rotating, and never a reason for the pool to fail, and compiled kernels."""
 
 from __future__ import annotations
 
@@ -12,13 +12,49 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO
 
+from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.said import Said, said
 
+_MOST_COMPILED_BYTES = 4 << 30
+"""Graphs and kernels of a family, dtype and split take tens of megabytes."""
 _TAIL_LINES = 40
 _ROTATE_BYTES = 4 << 20
 _ROTATED = 2
 _KEPT_POOLS = 20
 _TAIL_BYTES = 64 << 10
+
+
+def state_directory() -> Path:
+    """Folder of what outlives a pool: logs, compiled kernels; ConfigurationError where this user has no home."""
+    try:
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "parallel-dit"
+    except RuntimeError as error:
+        what = "The user {getuid} that ComfyUI runs as has no home folder."
+        fix = "Set the environment variable HOME to a folder that this user can write."
+        raise ConfigurationError(what, fix, getuid=os.getuid()) from error
+
+
+def prune_compiled(folder: Path, most_bytes: int = _MOST_COMPILED_BYTES) -> None:
+    """Of what torch.compile made, remove what was not used for the longest time, until the rest takes no more than
+    `most_bytes`. What is gone is compiled again: PyTorch and Triton look for every file that they name."""
+    files = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # another pool's process removed or replaced it just now
+            if path.is_file():
+                known = path.stat()
+                files.append((max(known.st_atime, known.st_mtime), known.st_size, path))
+    excess = sum(size for _, size, _ in files) - most_bytes
+    for _, size, path in sorted(files):
+        if excess <= 0:
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+            excess -= size
+
+
+def log_directory() -> Path:
+    """Folder of the pools' logs. $PARALLEL_DIT_LOGS overrides it."""
+    return Path(os.environ.get("PARALLEL_DIT_LOGS") or state_directory() / "logs")
 
 
 def _open_own(path: str, flags: int) -> int:
@@ -68,8 +104,7 @@ def begin_log(path: Path) -> IO[bytes] | None:
 
 
 def tell_of_fresh_pool(path: Path, with_stacks: bool = False) -> Said:
-    """What comes after a pool's end, and where to read more, in a log `with_stacks` of all ranks or without; no file is
-    named that is not there."""
+    """What comes after a pool's end, and where to read more, `with_stacks` or without; no file that is not there."""
     if not path.exists():
         return said("The next prompt starts fresh workers; no log could be written in {folder}.", folder=path.parent)
     template = "The next prompt starts fresh workers; the log is {log}."

@@ -1,15 +1,13 @@
-"""Ranks on machines without a supervisor: they hear of jobs from rank 0, and answer it, over a group of their own.
-
-torchrun alone has started them, so they make their environment themselves. Each side says something every second, and
-the group waits for fifteen: a machine that is unplugged, or stopped, is noticed without anybody asking.
-"""
+"""How ranks take their devices and meet, the doctor's too. Those on machines without a supervisor, which torchrun alone
+has started, make their environment themselves, hear of jobs from rank 0, and answer it, over a group of their own. Each
+side says something every second, and the group waits for fifteen: a machine that is unplugged, or stopped, is noticed
+without anybody asking."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import logging
-import socket
 import threading
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
@@ -17,12 +15,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..launch import PoolSpec, rank_environment
-from ..network import interface_of, own_address
+from ..launch import PoolSpec, interface_of, own_address, rank_environment
 from ..wire.connection import Connection, ConnectionClosed
 from ..wire.frames import Frame, FrameError, encode_header, encode_prefix, read_frame
 from ..wire.protocol import Heartbeat, Lost, Message
 
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
 SILENCE = datetime.timedelta(seconds=15)
 BEAT_SECONDS = 1.0
 
@@ -30,8 +28,7 @@ log = logging.getLogger("rank")
 
 
 def make_environment(environment: MutableMapping[str, str]) -> None:
-    """What the first machine's supervisor gives to its ranks, out of what torchrun says. A machine without GPUs, or
-    with none that are visible, computes on its CPU."""
+    """What the first machine's supervisor gives to its ranks, of what torchrun says; the CPU's without GPUs."""
     count = int(environment["LOCAL_WORLD_SIZE"])
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     spec = PoolSpec(kind, tuple(range(count)), int(environment["GROUP_WORLD_SIZE"]))
@@ -42,9 +39,24 @@ def make_environment(environment: MutableMapping[str, str]) -> None:
     environment.update(rank_environment(spec, folder, environment, interface) | kept)
 
 
-def host_name(environment: MutableMapping[str, str]) -> str:
-    """This machine for those who read of it."""
-    return f"{socket.gethostname()} ({own_address(environment['MASTER_ADDR'])})"
+def take_device(spec: PoolSpec, local_rank: int) -> torch.device:
+    """Be on the device of a rank, which is so many among those of this machine."""
+    if spec.device_type == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", spec.devices[local_rank])
+    torch.cuda.set_device(device)
+    # The context exists before DeviceMesh looks, which would choose a device itself.
+    torch.zeros(1, device=device)
+    return device
+
+
+def join(spec: PoolSpec, rank: int, device: torch.device, folder: Path) -> None:
+    """Join the process group; every rank of the world does. Ranks of one machine meet at a file in the pool's folder
+    that nobody else can open; those of several at torchrun's own store."""
+    size = spec.world_size
+    store = dist.FileStore(str(folder / f"store-{size}"), size) if spec.hosts == 1 else None
+    backend = "cpu:gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, store=store, rank=rank, world_size=size)
 
 
 class GroupLink:
