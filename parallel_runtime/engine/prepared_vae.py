@@ -50,8 +50,8 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
             may_be = can_be_recorded(weights.network, request.half, state.device) and not request.options
             may_be &= kind in tried and kind not in weights.unrecorded
             # What other recordings hold counts as free elsewhere, and is not.
-            is_free = kind in weights.replayed or torch.cuda.mem_get_info(state.device)[0] >= _SPARE * needs
-            records = may_be and is_free
+            if may_be:
+                records = kind in weights.replayed or torch.cuda.mem_get_info(state.device)[0] >= _SPARE * needs
         offers = offer_same(_SAME, (type(weights.network).__name__, weights.unit, ranks))
         offers[_FUSED] = int(usable(state.device))
         offers[_TRIED] = int(kind in tried)
