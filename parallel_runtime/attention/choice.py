@@ -17,25 +17,21 @@ from .kernels import KERNELS, PACKAGES, Attend, AttendWithLse, is_missing
 
 log = logging.getLogger(__name__)
 
-_PROBE_TOKENS = 77
-"""Odd on purpose: a kernel that only takes multiples of 8 must not be chosen."""
+_PROBE_TOKENS = 77  # odd on purpose: a kernel that only takes multiples of 8 must not be chosen
 _CANDIDATES = ("cudnn", "flash3", "flash", "efficient")
 """What `auto` measures on a GPU, in the order of preference where they are equally fast. None is lossy."""
-_MEASURED_SHAPE = (1, 4608, 24)
-"""Batch, tokens, heads: FLUX.1 at 1024²."""
+_MEASURED_SHAPE = (1, 4608, 24)  # batch, tokens, heads: FLUX.1 at 1024²
 _WARM_CALLS, _TIMED_CALLS = 3, 5
 _SET_AUTO = "Set the attention backend to auto."
-_TIE = 1.03
-"""A later candidate must be so much faster, or the choice would change from machine start to machine start."""
+_TIE = 1.03  # a later candidate must be so much faster, or the choice would change from machine start to machine start
 
 
 def resolve_kernel(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """Return the KERNELS key that `name`, one of config.ATTENTION_BACKENDS, stands for where a model calls it so;
-    ConfigurationError where it is not installed or cannot run here, found by running it on a few tokens.
+    """Return the KERNELS key that `name`, one of config.ATTENTION_BACKENDS, stands for; ConfigurationError where it is
+    not installed or cannot run here, found by running it on a few tokens.
 
-    `auto` is the fastest lossless kernel on this GPU, and PyTorch's own choice on a CPU, which is its flash kernel.
-    Ranks choose for themselves: every kernel gives the same attention but for rounding, and none takes part in an
-    exchange, so ranks whose measurements (or GPUs) differ stay together.
+    `auto` is the fastest lossless kernel on this GPU, and PyTorch's own choice on a CPU. Ranks choose for themselves:
+    kernels differ in rounding alone, and none takes part in an exchange.
     """
     if name == COMFYUIS:
         what = "Attention ComfyUI is a function of ComfyUI's own networks, and this network is diffusers'."
@@ -56,8 +52,7 @@ def resolve_kernel(name: str, device: torch.device, dtype: torch.dtype, head_dim
 
 
 def untouched_kernel(name: str, title: str) -> str:
-    """Return the KERNELS key of a model whose attention processors stay as diffusers has them: PyTorch's own choice;
-    ConfigurationError where another backend was asked for."""
+    """The KERNELS key where attention stays as diffusers has it; ConfigurationError where another was asked for."""
     if name not in ("auto", "sdpa"):
         what = "{title} runs with PyTorch's own attention, not with {name}."
         raise ConfigurationError(what, "Set the attention backend to auto or sdpa.", title=title, name=name)
@@ -65,8 +60,7 @@ def untouched_kernel(name: str, title: str) -> str:
 
 
 def check_ring(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
-    """Refuse a kernel (a key of KERNELS) that cannot attend to a part of the keys, which a ring needs, by a
-    ConfigurationError with the names of those that can."""
+    """ConfigurationError, with the names of those that can, for a kernel that cannot attend to a part of the keys."""
     refusal = _ring_refusal(name, device, dtype, head_dim)
     if refusal is None:
         return
@@ -113,14 +107,11 @@ def _fastest(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
     kind = f"attention | {which} | {measured.software()} | {dtype}, head size {head_dim}"
     # Only kernels that run in a ring, too; and one that is not installed is asked nothing.
     runs = (device, dtype, head_dim)
-    able = [
-        name
-        for name in _CANDIDATES
-        if _ring_refusal(name, *runs) is None and _refusal(KERNELS[name].attend, *runs) is None
-    ]
+    in_ring = [name for name in _CANDIDATES if _ring_refusal(name, *runs) is None]
+    able = [name for name in in_ring if _refusal(KERNELS[name].attend, *runs) is None]
     known = measured.recall(folder, kind)
     if not isinstance(known, dict) or set(known) != set(able):  # a package came or went
-        known = {name: _milliseconds(KERNELS[name].attend, device, dtype, head_dim) for name in able}
+        known = {name: _milliseconds(KERNELS[name].attend, *runs) for name in able}
         log.info("Attention on %s, ms: %s", kind, known)
         if float("inf") not in known.values():
             measured.keep(folder, kind, known)

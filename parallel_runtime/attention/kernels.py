@@ -1,12 +1,8 @@
-"""Attention kernels by name: one table, one contract.
+"""Attention kernels by name: query, key and value (batch, tokens, heads, head dim), maybe a mask and a scale ->
+attended values, shaped as the query; where keys come in parts (ring.py), each query's log-sum-exp besides.
 
-A kernel maps query, key and value of shape (batch, tokens, heads, head dim), an optional mask that broadcasts to
-(batch, heads, query tokens, key tokens) and an optional scale to the attended values, shaped as the query. Where keys
-come in parts (ring.py), it gives the log-sum-exp of each query's logits besides, by which the parts are merged.
-
-A mask is as PyTorch's: boolean, False hides a key; or a number that is added to the logit. A kernel that cannot take
-one leaves calls with a mask to PyTorch's, with the same result. Packages of kernels need not be there.
-"""
+A mask broadcasts to (batch, heads, query tokens, key tokens), and is as PyTorch's: boolean, False hides a key; or added
+to the logit. Kernels that take none leave such calls to PyTorch's. Packages of kernels need not be there."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -26,25 +21,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 Attend = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "float | None"], Tensor]
 """(query, key, value, mask, scale) -> attended values."""
 WithLse = tuple[Tensor, Tensor]
-"""Attended values, and the natural logarithm of each query's sum of exponentials: (batch, heads, query tokens),
-float32."""
+"""Attended values, and the log (base e) of each query's sum of exponentials, (batch, heads, query tokens) float32."""
 AttendWithLse = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "float | None"], WithLse]
 
 _Attended = TypeVar("_Attended")
 _HALF = (torch.bfloat16, torch.float16)
-PACKAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "flash3": ("flash_attn_interface", "FlashAttention 3 (folder hopper of github.com/Dao-AILab/flash-attention)"),
-        "sage": ("sageattention", "SageAttention (github.com/thu-ml/SageAttention)"),
-    }
-)
+PACKAGES: Mapping[str, tuple[str, str]] = {
+    "flash3": ("flash_attn_interface", "FlashAttention 3 (folder hopper of github.com/Dao-AILab/flash-attention)"),
+    "sage": ("sageattention", "SageAttention (github.com/thu-ml/SageAttention)"),
+}
 """Kernel -> module that is imported, and what to install."""
 
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """One way to compute attention: `attend` over all keys at once, the fast way, and `attend_with_lse` over some of
-    them, None where the kernel does not tell the log-sum-exp."""
+    """Attention over all keys at once, the fast way, and over some of them, None where it tells no log-sum-exp."""
 
     name: str
     attend: Attend
@@ -183,4 +174,4 @@ _ALL = (
     ),
     AttentionKernel("sage", _unmasked(_sage, _sdpa), _unmasked(_sage_lse, _with_lse(_sdpa_lse))),
 )
-KERNELS: Mapping[str, AttentionKernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})
+KERNELS: Mapping[str, AttentionKernel] = {kernel.name: kernel for kernel in _ALL}

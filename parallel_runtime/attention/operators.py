@@ -1,7 +1,5 @@
 """What PyTorch's compiler is told: operators of ours, which it takes as they are, and sizes that it leaves open.
-
-`torch.library.custom_op` makes them too, but its first call imports the compiler: 3 s of a rank's first step.
-"""
+`torch.library.custom_op` makes them too, but its first call imports the compiler: 3 s of a rank's first step."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from torch import Tensor
 
 
 def operator(name: str, schema: str) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator that makes an OpOverload of a function: torch.ops.parallel_dit.<name>, of any device, without autograd,
-    whose outputs share no memory with its inputs; the schema is "(Tensor x, ...) -> Tensor"."""
+    """Decorator that makes torch.ops.parallel_dit.<name> of a function for any device, without autograd, whose outputs
+    share no memory with its inputs; the schema is "(Tensor x, ...) -> Tensor"."""
 
     def make(function: Callable[..., Any]) -> Any:
         qualified = f"parallel_dit::{name}"
@@ -25,19 +23,12 @@ def operator(name: str, schema: str) -> Callable[[Callable[..., Any]], Any]:
     return make
 
 
-def shapes_of(made: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: the function tells the compiler which shapes an operator returns."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        torch.library.register_fake(made.name(), function)
-        return function
-
-    return register
+shapes_of: Callable[[Any], Callable[[Callable[..., Any]], Callable[..., Any]]] = torch.library.register_fake
+"""Decorator: the function tells the compiler which shapes an operator returns."""
 
 
 def leave_open(tensor: Tensor, dim: int) -> None:
-    """Let a size of a tensor be any number in a graph that reads it, where the graph's own operations allow that: what
-    torch._dynamo.maybe_mark_dynamic does, whose module takes a second to import, and most ranks never compile."""
+    """Leave a size open in graphs, as torch._dynamo.maybe_mark_dynamic, whose module takes a second to import."""
     marked: Any = tensor
     if not hasattr(marked, "_dynamo_weak_dynamic_indices"):
         marked._dynamo_weak_dynamic_indices = set()

@@ -1,9 +1,7 @@
 """Replaces the one place where a diffusers attention processor computes attention, in one model only.
 
 A processor's `__call__` reaches attention through a global name of its module: `dispatch_attention_fn`, or `F` with
-`scaled_dot_product_attention` in the older ones. The module gets a copy of its processor whose `__call__` is the same
-code with that name bound to ours: all else stays diffusers' own, and other models in the process are not touched.
-"""
+`scaled_dot_product_attention` in the older ones. The model gets a copy whose `__call__` has that name bound to ours."""
 
 from __future__ import annotations
 
@@ -24,9 +22,8 @@ _ROTATION = "apply_rotary_emb"
 
 
 def apply(modules: Mapping[str, nn.Module], attend: Attend, traced: bool = False) -> None:
-    """Let `attend` compute the attention of these modules, by their paths, and leave the rest of their processors as it
-    is, but for a rotation that is `traced`: by an operator that passes know. UnsupportedModelError of a processor that
-    reaches attention in neither way, by name, before anything changes."""
+    """Let `attend` compute the attention of these modules, by their paths, and where they are `traced` an operator
+    their rotation. UnsupportedModelError of a processor that reaches attention in neither way, before changes."""
     # One class for all processors of a class: torch.compile then shares one graph between the blocks.
     classes: dict[type, type] = {}
     for path, module in modules.items():

@@ -1,10 +1,7 @@
 """Ulysses: tokens are split outside of attention, heads inside (DeepSpeed-Ulysses, arXiv 2309.14509).
 
-One functional all-to-all carries query, key and value together, a second one the attended values. The wire has the
-tokens outermost, so what arrives already is the whole sequence and attention reads it as strided views; what is sent is
-written in wire order by the kernel that makes it. Uneven shares are padded on the wire only: no padded key is ever
-attended.
-"""
+One functional all-to-all carries query, key and value, a second one the attended values. The wire has tokens outermost:
+attention reads what arrives as strided views. Uneven shares are padded on the wire only: no padded key is attended."""
 
 from __future__ import annotations
 
@@ -22,17 +19,11 @@ _COLLECTIVES = torch.ops._c10d_functional
 
 @dataclass(frozen=True)
 class WireLayout:
-    """Where tokens lie when ranks hold unequal numbers of them and the exchange wants equal shares.
+    """Where tokens lie when ranks hold unequal numbers of them and the exchange wants equal shares."""
 
-    Args:
-        own: (longest,) this rank's tokens with the last one repeated.
-        kept: (tokens of all ranks,) where each token lies on the wire.
-        spread: (ranks · longest,) the token that lies at each place of the wire.
-    """
-
-    own: Tensor
-    kept: Tensor
-    spread: Tensor
+    own: Tensor  # (longest,) this rank's tokens with the last one repeated
+    kept: Tensor  # (tokens of all ranks,) where each token lies on the wire
+    spread: Tensor  # (ranks * longest,) the token that lies at each place of the wire
 
     @classmethod
     def build(cls, lengths: tuple[int, ...], rank: int, device: torch.device) -> WireLayout:
@@ -49,16 +40,12 @@ def ulysses_attention(
     query: Tensor, key: Tensor, value: Tensor, *, kernel: Attend, group: dist.ProcessGroup,
     layout: WireLayout | None = None, mask: Tensor | None = None, scale: float | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attend over the tokens of all ranks of the Ulysses group, and return this rank's, (batch, local tokens, heads,
-    head dim). Collective over the group.
+    """Attend over the tokens of all ranks of the Ulysses group, and return this rank's. Collective over the group.
 
-    Args:
-        query, key, value: this rank's tokens, (batch, local tokens, heads, head dim), alike in shape and dtype.
-        kernel: attends with the group's tokens to the group's tokens, for this rank's heads: a kernel's `attend`, or
-            what goes on from there to the tokens of other groups (RingAttention). Its mask is of all of the keys.
-        layout: None when all ranks hold equally many tokens.
-        mask: of this rank's own keys, (batch or 1, 1, 1, local tokens); on all ranks or on none.
-        scale: of the logits, None for 1/sqrt(head dim).
+    Tensors are this rank's tokens, (batch, local tokens, heads, head dim), alike in shape and dtype; the mask is of its
+    own keys, (batch or 1, 1, 1, local tokens), on all ranks or on none; `layout` is None when all hold equally many.
+    `kernel` attends for this rank's heads with the group's tokens to these (a kernel's `attend`), or goes on from there
+    to those of other groups (`ring_attention`); its mask is of all of the keys.
     """
     tokens, heads, degree = query.shape[1], query.shape[2], group.size()
     parts = [_to_wire(part, degree, layout) for part in (query, key, value)]

@@ -1,8 +1,5 @@
-"""ComfyUI's attention call as one operator of a compiled block: what is behind it, the graph does not know.
-
-So a graph is the same whatever the mesh, the shares and the kernel are, and ranks whose blocks run compiled exchange as
-those do whose blocks run as they are.
-"""
+"""ComfyUI's attention call as one operator of a compiled block: a graph is the same whatever the mesh, the shares
+and the kernel are, and ranks whose blocks run compiled exchange as those do whose blocks run as they are."""
 
 from __future__ import annotations
 
@@ -32,9 +29,8 @@ _NOW = threading.local()
 
 @dataclass
 class Traced:
-    """Where the code that is being traced is. Torch's compiler follows what is written here while it traces a block,
-    and leaves it as it was. An object has its attributes from the start: a graph would be made anew once one is no
-    longer the class's."""
+    """Where the code that is being traced is: torch's compiler follows what is written here, and leaves it as it was.
+    An object has its attributes from the start: a graph would be made anew once one is no longer the class's."""
 
     where: str = ""  # inside of which submodule of its block (Blocks.cross, Blocks.gathers)
     in_order: bool = False  # operators of the block keep their order, though none needs what another gives
@@ -144,11 +140,8 @@ def block_attention_of_parts(
     queries, keys, values, norms, eps, beside, heads, function, precision, scale, low_precision
 ):
     """The same with the norms and the rotary embedding before it, and with what a block makes of it: attended values
-    (batch, tokens, heads * head dim); with `beside` the last layer's (batch, tokens, width).
-
-    Passes make it (acceleration/attention_pass.py). What of it is one kernel, or goes on while tensors travel, is
-    decided where it runs, by what the ranks are: see `attend_over_peers` for the arguments.
-    """
+    (batch, tokens, heads * head dim); with `beside` the last layer's (batch, tokens, width). Made by passes
+    (acceleration/attention_pass.py); see `attend_over_peers` for the arguments."""
     if _NOW.over_peers and (made := _NOW.over_peers(queries, keys, values, norms, eps, beside, scale)) is not None:
         return made
     ours = torch.ops.parallel_dit

@@ -222,19 +222,15 @@ def _as_grid(tokens: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _cut_segments(segments: Any, share: Streams) -> list[tuple[Any, ...]]:
-    """Those parts of (start, stop, ...) that lie in a stream's share, counted from there. A tensor after them may have
-    a row for each of its segment's tokens."""
+    """Parts of (start, stop, ...) in a stream's share, counted from there; a tensor behind may have a row per token."""
     low, high = share.intervals()[0]
     cut = []
     for start, stop, *values in segments:
         stop = share.total if stop is None else stop
         begin, end = max(start, low), min(stop, high)
         if begin < end:
-            own = [
-                value[begin - start : end - start]
-                if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == stop - start
-                else value
-                for value in values
-            ]
+            by_token = [isinstance(each, torch.Tensor) and each.shape[:1] == (stop - start,) for each in values]
+            rows = slice(begin - start, end - start)
+            own = [each[rows] if has_rows else each for each, has_rows in zip(values, by_token, strict=True)]
             cut.append((begin - low, end - low, *own))
     return cut

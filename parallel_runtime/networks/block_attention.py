@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,19 +27,12 @@ them. Others round more, as ComfyUI was asked to (SageAttention, int8), or less.
 _SMALL = 1 << 17  # numbers in a query that no kernel is worth a choice for
 
 
-@dataclass(frozen=True)
-class Suited:
+class Suited(NamedTuple):
     """Attention that a kernel was tried for; see `resolve_kernel`."""
 
     dtype: torch.dtype
     head_dim: int
     chosen: bool  # the artist asked for this kernel, so it stands for any function of ComfyUI's
-
-    def fits(self, asked: _Asked) -> bool:
-        """Whether the kernel may stand for a function of ComfyUI's."""
-        if asked.mask is not None or asked.q.dtype != self.dtype or asked.width != self.head_dim:
-            return False
-        return self.chosen or (asked.q.numel() >= _SMALL and asked.function.__name__ in _EXACT)
 
 
 class _Asked:
@@ -85,8 +77,7 @@ class BlockAttention:
         self.calls = 0  # that compiled blocks have made
 
     def at(self, function: Callable[..., Tensor], where: str, *args: Any, **kwargs: Any) -> Tensor:
-        """What a compiled block calls, `where` "cross" or "gathers" where that field of the block's data names the
-        submodule that is running; the others as ComfyUI's override gets them."""
+        """What a compiled block calls, `where` the field of its data ("cross", "gathers") that names the submodule."""
         self.calls += 1
         with {"cross": self.split.outside, "gathers": self.split.gathering}.get(where, nullcontext)():
             return self(function, *args, **kwargs)
@@ -149,7 +140,10 @@ class BlockAttention:
 
     def _over_own(self, asked: _Asked) -> Tensor:
         """Attention over what is given, which needs no other rank: by the kernel where it suits, else ComfyUI's."""
-        if self._suited is None or not self._suited.fits(asked):
+        suited = self._suited
+        if suited is None or asked.mask is not None or (asked.q.dtype, asked.width) != suited[:2]:
+            return asked.own()
+        if not suited.chosen and (asked.q.numel() < _SMALL or asked.function.__name__ not in _EXACT):
             return asked.own()
         query, key, value = asked.by_tokens()
         if value.shape[3] != asked.width or key.shape[2] != query.shape[2]:

@@ -21,8 +21,7 @@ _Quantised = QuantisedLayer | GgufLayer
 _ROOM = "graphs that blocks may still get"
 _APART = 100
 """Forwards of several rows that go row by row before they get graphs of their own. Those take 4 s of FLUX.1's next
-prompt where they are on disk and 9 where not, and gain 2 % of its steps; of Qwen-Image's in float8 12 %, 3 s by then.
-"""
+prompt if on disk and 9 if not, and gain 2 % of its steps; of Qwen-Image's in float8 12 %, 3 s by then."""
 
 
 class CompiledBlocks:
@@ -62,8 +61,7 @@ class CompiledBlocks:
         return {_ROOM: self.methods.room}
 
     def go_on(self, agreed: Mapping[str, int]) -> None:
-        """Run a request's blocks compiled, or, equal up to rounding, as they are where some rank has too many graphs
-        already: by the least of all ranks' `offers`."""
+        """Run a request's blocks compiled, or as they are where a rank has too many graphs: by the least `offers`."""
         if _ROOM not in agreed:  # a call that repeats goes on as it began
             return
         if self.in_use and agreed[_ROOM] <= 0:

@@ -1,10 +1,8 @@
 """Cuts the blocks of a network: outside of them tensors have the whole shape, inside a rank has its tokens.
 
-The network's own forward runs on every rank, unchanged. A block takes this rank's rows of its token arguments and puts
-its rows back into a tensor of the whole shape; what stands in the other rows is never read, as nothing outside of
-blocks mixes tokens. After the last block of a list the rows are gathered; where a patch sees what blocks return, after
-every block.
-"""
+The network's own forward runs on every rank. A block takes this rank's rows of its token arguments and puts its rows
+back into a tensor of the whole shape; what stands in the other rows is never read, as nothing outside of blocks mixes
+tokens. Rows are gathered after the last block of a list; where a patch sees what blocks return, after every block."""
 
 from __future__ import annotations
 

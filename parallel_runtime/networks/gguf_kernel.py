@@ -1,8 +1,5 @@
-"""Blocks of GGUF's types as numbers, in Triton, which comes with PyTorch's CUDA builds.
-
-Rounds where ComfyUI-GGUF's code does, which computes in float16 step by step: the numbers are the same bit for bit.
-Layouts are those of ggml (ggml-common.h).
-"""
+"""Blocks of GGUF's types as numbers, in Triton, which comes with PyTorch's CUDA builds: layouts of ggml
+(ggml-common.h). Rounds where ComfyUI-GGUF's code does, which computes in float16 step by step: the same bit for bit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Layers of the pack ComfyUI-GGUF whose weights a kernel of ours makes numbers of: the pack's numbers, bit for bit.
-
-In a graph that is one operator over plain bytes, so that blocks are compiled like others. Where there is no kernel (on
-a CPU, rarer types) the pack's own function computes; a weight with patches beside it is left to the pack's layer.
-"""
+"""Layers of the pack ComfyUI-GGUF whose weights a kernel of ours makes numbers of: the pack's, bit for bit. In a
+graph one operator over plain bytes. Where there is no kernel (on a CPU, rarer types) the pack's own function
+computes; a weight with patches beside it is left to the pack's layer."""
 
 from __future__ import annotations
 

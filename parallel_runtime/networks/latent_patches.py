@@ -21,14 +21,9 @@ from .tables.blocks import Blocks
 class Patch:
     """A band of the latent, and its tokens."""
 
-    index: int
+    index: int  # text runs through the blocks with the first patch of a step
     rows: tuple[int, int]  # (start, stop) in the latent whose dims between channels and columns are flattened to one
     tokens: tuple[int, int]  # (start, stop) in the image tokens of the whole latent
-
-    @property
-    def has_text(self) -> bool:
-        """Text runs through the blocks with the first patch of a step."""
-        return self.index == 0
 
     @property
     def band(self) -> tuple[slice, ...]:
@@ -38,8 +33,7 @@ class Patch:
 
 def cut_patches(latent: Sequence[int], patch_size: int, patches: int) -> tuple[Patch, ...]:
     """Cut a latent of shape (batch, channels, [frames,] height, width) into bands of whole token rows, as equal as can
-    be, which run through frames × height. Plans have no more patches than there are rows, and one of a video whose
-    height the patch size does not divide (planning/wish.py)."""
+    be, through frames × height: of a video whose height the patch size does not divide, one (planning/wish.py)."""
     *frames, height, width = latent[2:]
     token_rows = math.prod(frames) * -(-height // patch_size)
     columns = -(-width // patch_size)
@@ -115,7 +109,7 @@ class LatentPatch:
         if patch is None:
             return 0, length
         if not latent:
-            return 0, length if patch.has_text else min(1, length)
+            return 0, min(1, length) if patch.index else length
         start = before + patch.tokens[0] if patch.index else 0
         return start, length if patch.tokens[1] == self._tokens else before + patch.tokens[1]
 
@@ -132,7 +126,7 @@ class LatentPatch:
         first, before = 0, 0
         for index, (start, stop) in enumerate(streams.spans()):
             size = stop - start
-            if self._patch.has_text or index == self._latent or len(streams.own) == 1:
+            if self._patch.index == 0 or index == self._latent or len(streams.own) == 1:
                 for whole, fresh in zip(kept, (key, value), strict=True):
                     whole.narrow(dim, before + start, size).copy_(fresh.narrow(dim, first, size))
             first, before = first + size, before + streams.lengths[index]

@@ -1,10 +1,6 @@
 """Modules of a transformer by their paths, and blocks that mark a device's way through a forward, so that one of
-minutes can be told from one that hangs.
-
-The host only launches what a GPU does, and a recorded forward is one launch: so it is the GPU that counts. Behind a
-block it raises a number of its own and copies that to memory of the host, where any thread reads it without asking
-CUDA. Both are recorded with a forward and repeat with it.
-"""
+minutes can be told from one that hangs. The host only launches what a GPU does, and a recording is one launch: so
+behind a block the GPU raises a number, and copies it to the host, where any thread reads it without asking CUDA."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """Modulation of a network's blocks in shares: each rank of a sequence group computes some of the layers.
 
-The layers of all blocks get SiLU of one tensor, a row per picture, which is there before the first block: with its
-weights in 16 bits a step of FLUX.1 reads 6.5 GB for that, on every rank. Each rank computes some of them, by their own
-forward, so quantised weights and patched ones are as they would be in the block. Blocks compute their layers
-themselves, as they are, where another tensor comes than the one before, and in a forward that begins without this.
-"""
+These get SiLU of one tensor, a row per picture, which is there before the first block: with 16 bits a step of FLUX.1
+reads 6.5 GB of them on every rank. Each layer is computed by its own forward. Blocks compute theirs themselves where
+another tensor comes than the one before, and in a forward that begins without this."""
 
 from __future__ import annotations
 
@@ -30,8 +28,7 @@ class ReadyLayer(nn.Module):
     """What it gives in this forward, (rows, ..., outputs); None where it computes that when it is called."""
 
     def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """What is ready, of an input (rows, ..., inputs); one of fewer rows has the first of them (Qwen-Image's text
-        where references have a timestep of their own)."""
+        """What is ready, of an input (rows, ...); of fewer rows the first (Qwen-Image's text beside references)."""
         ready = self.ready
         if ready is None:
             return super().forward(input, *args, **kwargs)

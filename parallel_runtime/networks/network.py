@@ -28,11 +28,8 @@ _WORD = 8  # bytes that peers exchange at once (exchange/peer_exchange.py)
 
 
 class Network:
-    """A network whose forward all ranks of a mesh compute together, or those of a stage.
-
-    Calls that repeat are compiled and become CUDA graphs. `heads` is its self-attention, `token` the latent positions
-    along one side of a token; `stream` brings the weights of blocks when they run, None where they are there.
-    """
+    """A network whose forward all ranks of a mesh compute together, or those of a stage. `heads` is its self-attention,
+    `token` the latent positions along one side of a token; `stream`, if not None, brings blocks' weights."""
 
     rows_together = False  # rows of a batch cannot be told apart: every rank computes all of them
 
@@ -68,12 +65,9 @@ class Network:
 
     def predict(self, x: Tensor, timestep: Tensor, conditioning: Mapping[str, Any]) -> Tensor:
         """The prediction of one call in ComfyUI's convention, shaped as the latent part of x, in the model's dtype.
-        Collective over the sequence group. UnsupportedModelError where the network did not run as its data says.
-
-        x is (B, C, ...), or (B, 1, N) of several latents one after the other, whose shapes the conditioning names, the
-        timestep (B,) or (B, frames), float32. The conditioning has the context, the family's extras, and as control a
-        ControlNet's residuals.
-        """
+        Collective over the sequence group. UnsupportedModelError where the network did not run as its data says. x is
+        (B, C, ...), or (B, 1, N) of several latents one after the other, whose shapes the conditioning names; the
+        timestep (B,) or (B, frames), float32."""
         raise NotImplementedError
 
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -86,8 +80,7 @@ class Network:
         return self._split.mesh
 
     def set_mesh(self, mesh: Mesh) -> None:
-        """Run over another mesh from the next call on, with the same weights. Costs nothing; every rank calls it. Where
-        `check_ring` refuses it, nothing has changed."""
+        """Run over another mesh from the next call on, on every rank; nothing changes where `check_ring` refuses it."""
         self.check_ring(mesh)
         self._split.set_mesh(mesh)
 
@@ -111,9 +104,8 @@ class Network:
             return self._recorded(self.mesh, args, kwargs, compiled)
 
     def rows_go_apart(self, rows: int, begins: bool) -> bool:
-        """A forward of so many rows comes; whether they go one by one, see `CompiledBlocks.rows_go_apart`. Never where
-        other ranks have these rows: each may have run other numbers of rows before. Weights that stream would come once
-        for each row, and activations that are scaled by a whole batch would be others."""
+        """See `CompiledBlocks.rows_go_apart`. Never where other ranks have these rows: each may have run other numbers
+        before. Weights that stream would come once for each row, and scales by a whole batch would be others."""
         alone = self.mesh.sequence is None and self.stream is None and not self._split.scales_by_input
         return alone and self._compiled is not None and self._compiled.rows_go_apart(rows, begins)
 

@@ -1,10 +1,8 @@
 """Layers with quantised weights as operators over plain tensors, so that a compiled block can hold them.
 
-ComfyUI's quantised weights are tensors with tensors in them, which PyTorch's compiler traces in some versions alone,
-and then without open sizes. Here a graph sees the tensors inside and one operator, which puts a layer together again
-from them and has ComfyUI's own forward compute it: the numbers are those of ComfyUI on this device. Of plain float8 the
-rounding of the input is left in the graph, where it joins what comes before.
-"""
+ComfyUI's quantised weights are tensors with tensors in them, which PyTorch's compiler traces in some versions alone. A
+graph sees the tensors inside and one operator, in which ComfyUI's own forward computes: the numbers are its own. Of
+plain float8 the rounding of the input is left in the graph, where it joins what comes before."""
 
 from __future__ import annotations
 
@@ -28,9 +26,8 @@ _KINDS: dict[str, _Emptied] = {}  # a layer without its weights for each descrip
 
 
 def _whole_products() -> Any:
-    """Inside, a product reaches quantised tensors whole, as in ComfyUI's inference mode, whose tensors nobody may write
-    to later. With autograd's keys PyTorch takes it apart first, and what layouts make of the parts rounds otherwise:
-    int8 layers then leave some inputs unrounded."""
+    """Inside, a product reaches quantised tensors whole, as in ComfyUI's inference mode. With autograd's keys PyTorch
+    takes it apart first, and what layouts make of the parts rounds otherwise: int8 leaves some inputs unrounded."""
     return torch._C._AutoDispatchBelowAutograd()
 
 
@@ -135,8 +132,7 @@ def hide_quantised(network: nn.Module) -> None:
 
 @functools.cache
 def _activated() -> Any:
-    """ComfyUI's own function for a product with an activation before it (int8 kernels round its result at once); from
-    the first call on such products are operators, too. None where ComfyUI has none."""
+    """ComfyUI's own function for a product with an activation before it, which now is an operator, too; or None."""
     import comfy.ops
 
     own: Any = getattr(comfy.ops, "linear_input_act", None)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from ..attention.kernels import Attend, AttentionKernel
-from ..attention.ring import RingAttention
+from ..attention.ring import ring_attention
 from ..attention.ulysses import WireLayout, ulysses_attention
 from ..errors import UnsupportedModelError
 from ..exchange.head_routes import HeadSharing
@@ -23,8 +22,7 @@ _FIX = "Set ulysses and ring to 1; the batch can still be split."
 
 
 class AttendedTokens:
-    """The tokens of all ranks, and attention over them. What it reads follows from the forward's layout and the plan
-    alone, so the ranks agree on it."""
+    """The tokens of all ranks, and attention over them: it follows from layout and plan alone, so ranks agree on it."""
 
     def __init__(self, mesh: Mesh):
         self.peers: HeadSharing | None = None  # None keeps the exchange on collectives
@@ -35,11 +33,11 @@ class AttendedTokens:
     def set_mesh(self, mesh: Mesh) -> None:
         """Go over another mesh from the next forward on."""
         self._mesh = mesh
-        self.start(mesh.plan.sequence)
+        self.degree = mesh.plan.sequence  # over how many ranks they are split
+        self.start()
 
-    def start(self, degree: int) -> None:
+    def start(self) -> None:
         """A forward starts: nothing is known of its tokens."""
-        self.degree = degree  # over how many ranks they are split
         self.wire: WireLayout | None = None  # how uneven shares lie on the Ulysses group's wire; None: all equally long
         self.chunks: tuple[int, ...] = ()  # tokens of each chunk of the ring
         self.buffers: PeerBuffers | HostBuffers | None = None  # the memory that the ranks share, where they share any
@@ -55,13 +53,9 @@ class AttendedTokens:
             self.wire = self._wire_layout(own, place["ulysses"], device)
         self.chunks = tuple(map(sum, groups))
 
-    def read(self) -> list[Any]:
-        """What attention reads on the device beside its arguments, in this forward."""
-        return [self.wire, self.buffers]
-
     def forget(self) -> None:
         """Let go of what is on the device."""
-        self.start(self._mesh.plan.sequence)
+        self.start()
         self._wire_layout.cache_clear()
 
     def attend(
@@ -89,7 +83,8 @@ class AttendedTokens:
         if self._mesh.ring is None:
             return kernel.attend
         assert kernel.attend_with_lse is not None
-        return RingAttention(kernel.attend_with_lse, self._mesh.ring, self._mesh.coordinate["ring"], self.chunks)
+        place = self._mesh.ring, self._mesh.coordinate["ring"], self.chunks
+        return partial(ring_attention, kernel.attend_with_lse, *place)
 
 
 def _mask_of_keys(mask: Tensor, key: Tensor) -> Tensor:

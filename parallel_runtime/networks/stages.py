@@ -1,8 +1,6 @@
 """A stage of a network: the network's own forward, in which blocks of other stages hand their streams through.
-
 The block in front of a stage's first returns what the stage before sent; the stage's last sends what it returns. So
-whatever the network does between blocks (joining streams) it does on the stage that needs it.
-"""
+whatever the network does between blocks (joining streams) it does on the stage that needs it."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ Send = Callable[[Mapping[str, Tensor]], None]
 
 
 class StageBlocks:
-    """The blocks of a network, after `cut_blocks`, as one stage has them; made, they are in place. `owned` is (start,
-    stop) of the stage's blocks, in the order of the lists."""
+    """The blocks of a network, after `cut_blocks`, as the stage has them that owns (start, stop); made, in place."""
 
     def __init__(self, network: nn.Module, data: Network, split: TokenSplit, owned: tuple[int, int]):
         self.owned = owned
@@ -171,8 +168,7 @@ def has_stages(network: nn.Module, data: Network, patch: Sequence[int]) -> bool:
 
 
 def let_go(network: nn.Module, lists: Sequence[Blocks], owned: tuple[int, int] | None) -> None:
-    """Let the weights of all blocks but the owned ones (start, stop) go, which other stages have; None: all are
-    owned."""
+    """Let the weights of blocks go that other stages have: of all but the owned ones (start, stop); None: all are."""
     if owned is None:
         return
     blocks = all_blocks(network, lists)

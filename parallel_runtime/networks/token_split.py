@@ -95,14 +95,9 @@ class TokenSplit:
 
     @contextmanager
     def running(
-        self,
-        streams: Streams,
-        batch: int,
-        device: torch.device,
-        alone: int | None = None,
-        gathers_keys: bool = False,
+        self, streams: Streams, batch: int, device: torch.device, alone: int | None = None, gathers_keys: bool = False,
         kept: int = 0,
-    ) -> Iterator[None]:
+    ) -> Iterator[None]:  # fmt: skip
         """Inside, attention goes over the tokens of all ranks."""
         outer, _RUNNING.split = running_split(), self
         before = self.streams, self.alone, self.gathers_keys, self.kept
@@ -117,10 +112,10 @@ class TokenSplit:
             _RUNNING.split = outer
 
     def _lay_out(self, batch: int, device: torch.device) -> None:
-        self.tokens.start(self.degree)
+        self.tokens.start()
         if self.streams is not None and self.patch is None:
             self.tokens.split(self.streams.counts(), batch, device)
-            read = self.tokens.read()
+            read = self.tokens.wire, self.tokens.buffers
             if not any(all(map(is_, read, known)) for known in self._read):
                 self._read.append(read)
 

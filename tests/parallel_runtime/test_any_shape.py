@@ -79,7 +79,7 @@ def error_of(case: dict[str, Any], mesh: Mesh) -> float:
     shares = [split_sizes(total, mesh.plan.sequence, mesh.speeds) for total in totals.values()]
     lengths = tuple(sum(share) for share in zip(*shares, strict=True))
     if min(lengths) == 0:
-        attended.start(1)  # every rank computes all
+        attended.degree = 1  # every rank computes all
     elif mesh.plan.sequence > 1:
         attended.split(lengths, case["batch"], query.device)
         own = slice(sum(lengths[: mesh.sequence_index]), sum(lengths[: mesh.sequence_index + 1]))

@@ -71,7 +71,7 @@ def largest_errors(rank: int, world_size: int, totals: list[int]) -> dict[str, l
     for tokens in totals:
         query, key, value = torch.randn(3, 1, tokens, 2, 16, generator=torch.Generator().manual_seed(tokens))
         sizes = split_sizes(tokens, world_size)
-        attended.start(world_size)
+        attended.start()
         attended.split(sizes, 1, query.device)
         own = [part.split(sizes, 1)[rank] for part in (query, key, value)]
         expected = KERNELS["math"].attend(query, key, value, None, None).split(sizes, 1)[rank]

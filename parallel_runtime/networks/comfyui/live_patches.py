@@ -31,8 +31,7 @@ class LivePatches:
         self._kept: dict[int, Any] = {}
 
     def put_in(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """`transformer_options` with the functions in the places where ComfyUI's networks look for them. RequestError
-        for one that this ComfyUI does not have, or that no rank may run."""
+        """`transformer_options` with the functions where networks look for them; RequestError as of `make_guidance`."""
         carried = options.get(CARRIED)
         if not carried:
             return dict(options)
@@ -95,8 +94,7 @@ def act_between_blocks(carried: Mapping[str, Any]) -> bool:
 
 
 def build(code: str, rule: PatchRule, values: Mapping[str, Any]) -> Any:
-    """A function over a closure of these values, or an object with them as attributes; nothing of it runs here.
-    RequestError where this ComfyUI does not have it."""
+    """A function over a closure of these values, or an object with them; RequestError where this ComfyUI has it not."""
     module, _, path = code.partition(":")
     owner, *inner = [name for name in path.split(".") if name != "<locals>"]
     try:

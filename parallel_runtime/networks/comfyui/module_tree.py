@@ -1,8 +1,5 @@
-"""A network of ComfyUI's as data: classes by name, what their objects hold, tensors beside it. Nothing of it runs.
-
-For networks beside the model that a patch calls (a ControlNet for Qwen-Image, LLLite): a graph gives the object, and no
-file that the ranks could read. Their classes are in ComfyUI's own modules, which every rank has.
-"""
+"""A network of ComfyUI's as data: classes by name, what their objects hold, tensors beside it. Nothing of it runs. For
+networks that a patch calls (a ControlNet for Qwen-Image, LLLite): a graph gives the object, and no file."""
 
 from __future__ import annotations
 
@@ -31,8 +28,7 @@ def class_name(kind: Any) -> str:
 
 
 def describe_module(module: nn.Module, tensors: list[Tensor]) -> dict[str, Any]:
-    """The network as plain data, in which tensors are their places in `tensors`, to which they are added. RequestError
-    where a part holds what is no data."""
+    """The network as plain data, its tensors added to `tensors` and named by their place; RequestError for no data."""
     fields = {}
     for name, value in vars(module).items():
         if name in _OF_EVERY_MODULE:
@@ -60,8 +56,7 @@ def describe_module(module: nn.Module, tensors: list[Tensor]) -> dict[str, Any]:
 
 
 def build_module(form: Any, tensors: Sequence[Tensor]) -> nn.Module:
-    """The network that `describe_module` was given, over other tensors. RequestError for no such data, or a class that
-    this ComfyUI does not have."""
+    """The network that `describe_module` was given, over other tensors; RequestError where this ComfyUI has it not."""
     module, _, path = str(form["class"]).partition(":")
     found: Any = None
     if module.startswith(_MODULES):

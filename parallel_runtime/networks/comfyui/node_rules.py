@@ -70,8 +70,7 @@ PATCH_RULES: Mapping[str, PatchRule] = {
         fresh={"slots": [], "slot": None, "_pending": {}, "_staging": {}}, remembers=True,
     ),
 }  # fmt: skip
-"""By "module:Class.function" or "module:Class": methods that a function is written in are left out of its name, as they
-are called otherwise in other versions of ComfyUI."""
+"""By "module:Class.function" or "module:Class", without methods around a function, whose names differ by version."""
 
 
 AROUND_GUIDER = "predict_noise"  # of ComfyUI's kinds of wrappers, that around a guider's evaluation

@@ -27,9 +27,8 @@ _MARK = "_asks_the_split"
 
 
 def ask_the_split(modules: Iterable[str]) -> None:
-    """Have these modules' attention go over the tokens of all ranks wherever a block runs that is cut. Nothing undoes
-    it: where no split is running, the name does what it did. UnsupportedModelError where a module calls its attention
-    by no name that is known here."""
+    """Have these modules' attention go over the tokens of all ranks wherever a block runs that is cut, for good.
+    UnsupportedModelError where a module calls its attention by no name that is known here."""
     for each in modules:
         module = importlib.import_module(each)
         names = [name for name in (*_NAMES, _CHOOSER) if name in vars(module)]

@@ -22,8 +22,7 @@ IN_LOOP = "in_loop"  # argument of calls that a loop in the ranks makes of a net
 
 
 def enter(network: nn.Module, x: Any, timestep: Tensor, arguments: Mapping[str, Any], in_loop: bool = False) -> Any:
-    """Call the network at the seam, `in_loop` with what it does around it. `arguments` are without those that are None,
-    which some networks want to be told."""
+    """Call the network at the seam, `in_loop` with what it does around it; some want to be told what is None, too."""
     method = getattr(network, "forward" if in_loop else seam_of(network))
     taken = inspect.signature(method).parameters.values()
     required = [each.name for each in taken if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
@@ -31,8 +30,7 @@ def enter(network: nn.Module, x: Any, timestep: Tensor, arguments: Mapping[str, 
 
 
 RUN_SIGMAS = "run_sigmas"  # argument of a call: sigmas of the run (N,), and the timesteps of them
-_CALL, _RUN = "sigmas", "sample_sigmas"
-"""ComfyUI's transformer options: (B,) of this call, (N,) of the run."""
+_CALL, _RUN = "sigmas", "sample_sigmas"  # ComfyUI's transformer options: (B,) of this call, (N,) of the run
 
 
 def reads_sigmas(network: nn.Module) -> bool:

@@ -12,11 +12,8 @@ from ...replaced import replaced
 
 
 def with_parameters() -> contextlib.AbstractContextManager[None]:
-    """Inside, ComfyUI makes layers as it does without comfy-aimdo.
-
-    With it, as on most GPUs, a Linear of comfy.ops has no parameters before its state dict is loaded. Ours gets none,
-    and by the names of parameters LoRA and other nodes find the layers.
-    """
+    """Inside, ComfyUI makes layers as without comfy-aimdo, with which a Linear has no parameters before its state dict
+    is loaded: ours gets none, and LoRA and other nodes find layers by the names of parameters."""
     try:
         from comfy import memory_management
     except ImportError:  # before ComfyUI knew comfy-aimdo
@@ -25,11 +22,8 @@ def with_parameters() -> contextlib.AbstractContextManager[None]:
 
 
 class WithoutWeights(TorchFunctionMode):
-    """Inside, tensors without values are on the meta device: layers of ComfyUI's and of torch make weights of these.
-
-    One that gets its values in a constructor becomes real. On the meta device as a whole, constructors that read a
-    number out of a tensor fail (ACE-Step 1.5).
-    """
+    """Inside, tensors without values are on the meta device: layers make weights of these. One that a constructor gives
+    values becomes real: constructors that read a number out of a meta tensor fail (ACE-Step 1.5)."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called for each function of torch."""

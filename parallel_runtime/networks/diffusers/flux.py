@@ -1,8 +1,5 @@
 """FLUX.1 (dev, schnell, Kontext, Fill, Canny, Depth) and FLUX.2 (dev, klein): diffusers' classes as data, which take
-latents and reference images as tokens with position ids.
-
-Sources: Black Forest Labs' flux and flux2 (sampling); reference images: FLUX.1 Kontext, FLUX.2.
-"""
+latents and references as tokens with position ids. Sources: Black Forest Labs' flux and flux2, FLUX.1 Kontext."""
 
 from __future__ import annotations
 

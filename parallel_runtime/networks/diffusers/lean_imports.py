@@ -1,6 +1,5 @@
 """The package diffusers, an extra of the install for what runs without ComfyUI, kept from importing what no
-transformer's forward needs. Who needs it has it from here, so that this file is the first to import it.
-"""
+transformer's forward needs. Who needs it has it from here, so that this file is the first to import it."""
 
 from __future__ import annotations
 
@@ -72,11 +71,8 @@ def import_diffusers() -> ModuleType:
 def leave_out_unused_packages() -> None:
     """Let diffusers find only what a transformer's forward needs, in this whole process; see `import_diffusers`.
 
-    A transformer's module otherwise imports most of transformers, SciPy and more, for texts, schedulers, LoRA files and
-    quantized ones, and PyTorch's compiler for its decorators: nothing of the pool's, unless it compiles. That is half
-    of what a rank would import, 3 s on a slow core, more with a cold file cache. Classes that are imported already stay
-    as they are.
-    """
+    A transformer's module otherwise imports most of transformers, SciPy and more, and PyTorch's compiler for its
+    decorators: half of what a rank would import, 3 s on a slow core. Classes that are imported already stay."""
     utilities = import_diffusers().utils
     availability = utilities.import_utils
     for package in _UNUSED:
@@ -90,6 +86,5 @@ def leave_out_unused_packages() -> None:
 
 
 def untraced_classes(module: nn.Module) -> set[type]:
-    """Of a model's classes, those that the compiler is not to trace: what diffusers would have told it by itself. What
-    else it keeps from being compiled are hooks of other ways to cache steps, which no rank applies."""
+    """Of a model's classes, those that the compiler is not to trace: what diffusers would have told it by itself."""
     return {type(each) for each in module.modules() if getattr(type(each), _MARK, False)}

@@ -22,6 +22,7 @@ from ..marked_blocks import find_modules
 from ..network import Network
 from ..stages import Stages
 from ..token_split import TokenSplit
+from .lean_imports import untraced_classes
 from .spec import ModelSpec
 
 
@@ -36,33 +37,21 @@ def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> HeadSha
 
 
 class ParallelTransformer(Network):
-    """A transformer that the ranks of a sequence group run together; every rank makes it with the same arguments.
+    """A transformer of diffusers' that the ranks of a sequence group run together, without gradients; every rank makes
+    it with the same arguments, and its weights on its device.
 
     Called as the wrapped transformer is, with whole (not split) arguments, alike on all ranks of the group, and
-    returns the whole result on each of them. Attributes it does not have are the wrapped transformer's. On a GPU,
-    forwards that repeat become CUDA graphs (recordings.py). Inference only: no gradients flow.
-
-    Args:
-        transformer: a diffusers transformer with its weights on this rank's device, whole on every rank.
-        mesh: may be changed later with `set_mesh`; one rank needs no torch.distributed.
-        attention: one of config.ATTENTION_BACKENDS.
-        compile: regional torch.compile of the blocks in `spec.block_lists`.
-        owned: (start, stop) of the blocks that have weights; None: all.
+    returns the whole result on each of them. Attributes it does not have are the wrapped transformer's. `attention` is
+    one of config.ATTENTION_BACKENDS, `owned` (start, stop) of the blocks that have weights, None: all.
 
     UnsupportedModelError where the transformer is not what the spec describes, or its attention cannot be exchanged;
     ConfigurationError where the mesh or the attention backend cannot be used here.
     """
 
     def __init__(
-        self,
-        transformer: nn.Module,
-        spec: ModelSpec,
-        mesh: Mesh,
-        attention: str = "auto",
-        compile: bool = False,
-        stream: BlockStream | None = None,
-        owned: tuple[int, int] | None = None,
-    ):
+        self, transformer: nn.Module, spec: ModelSpec, mesh: Mesh, attention: str = "auto", compile: bool = False,
+        stream: BlockStream | None = None, owned: tuple[int, int] | None = None,
+    ):  # fmt: skip
         heads = _look_at(transformer, spec, attention)
         self.transformer, self.spec = transformer, spec
         split = TokenSplit(mesh)
@@ -87,8 +76,6 @@ class ParallelTransformer(Network):
         embedder = transformer.get_submodule(spec.timestep_embedder)
         embedder.register_forward_pre_hook(self._give_timestep, with_kwargs=True)
         if compile:
-            from .lean_imports import untraced_classes
-
             torch.compiler.allow_in_graph(list(untraced_classes(transformer)))
             self._compile(transformer, spec.cut)
         cut_blocks(transformer, spec.cut, split)
@@ -111,8 +98,7 @@ class ParallelTransformer(Network):
         return self.spec.output_shape(x_shape, self.config)
 
     def call_at_once(self, convention: str, *args: Any, **kwargs: Any) -> Any:
-        """What `forward` and `predict` (their names are the convention) do, without recording. What the spec makes of a
-        prediction is recorded with the forward: all of it is one launch."""
+        """What `forward` and `predict` (their names are the convention) do; all of it is one recorded launch."""
         if convention == "forward":
             return self._run(*args, **kwargs)
         x, timestep, conditioning = args

@@ -89,8 +89,7 @@ def pad_sides(x: torch.Tensor, patch: int) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A transformer family as data, and ComfyUI's call as one of diffusers' forward. Latents are (B, C, [frames,] H, W)
-    in the latent scale that ComfyUI's class of the model has."""
+    """A family of transformers as data, and ComfyUI's call as diffusers'. Latents are scaled as in ComfyUI's class."""
 
     title: str  # how artists call it ("FLUX.1")
     transformer_class: str
@@ -144,8 +143,7 @@ class ModelSpec:
     def to_transformer(
         self, x: torch.Tensor, timestep: torch.Tensor, context: torch.Tensor, config: Mapping[str, Any], **extras: Any
     ) -> dict[str, Any]:
-        """Arguments of the transformer's forward, which scales the timestep; see `Call` for what comes in. RequestError
-        for shapes that do not fit the model, and an extra that is missing or not known."""
+        """Arguments of the transformer's forward; RequestError for other shapes, and missing or unknown extras."""
         call = Call(self.title, x, context, config, extras)
         latent = self.of_latent(call)
         made = {name: make(call) for name, make in self.arguments.items()}
