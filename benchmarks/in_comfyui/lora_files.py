@@ -16,7 +16,7 @@ _SPREAD = 0.02
 
 def write_lora(model: Path, target: Path, rank: int = RANK, seed: int = 0) -> int:
     """Write one in bf16 for all matrices of a model; return how many these are. Nothing is done where it is there."""
-    header = read_header(model).tensors
+    header, _ = read_header(model)
     shapes = {name.removesuffix(".weight"): info.shape for name, info in header.items() if name.endswith(".weight")}
     layers = {name: shape for name, shape in shapes.items() if len(shape) == 2}
     if target.exists():

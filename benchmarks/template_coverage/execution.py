@@ -192,7 +192,7 @@ class Execution:
             rolled = {
                 key: tensor.roll(file.number, -1) if tensor.ndim > 1 else tensor for key, tensor in tensors.items()
             }
-            save_file(rolled, path, dict(read_header(self._models / f"{file.key}.safetensors").metadata))
+            save_file(rolled, path, read_header(self._models / f"{file.key}.safetensors")[1])
         else:
             module = "tests.tiny_sdxl" if file.key == "sdxl" else "tests.comfyui_networks.write_files"
             command = [default_python(), "-m", module, str(self._comfyui), str(self._models), file.key]

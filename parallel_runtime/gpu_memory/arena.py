@@ -19,10 +19,8 @@ from .cuda_driver import DriverError
 
 log = logging.getLogger(__name__)
 
-ALIGNMENT = 512
-"""Bytes; as PyTorch's allocator aligns, so that kernels for well aligned operands stay in use."""
-_CHUNK = 512 << 20
-"""Bytes of one allocation; small enough that a device in use has as much in one piece."""
+ALIGNMENT = 512  # bytes; as PyTorch's allocator aligns, so that kernels for well aligned operands stay in use
+_CHUNK = 512 << 20  # bytes of one allocation; small enough that a device in use has as much in one piece
 
 _PINNED, _DEVICE, _READ_AND_WRITE = 1, 1, 3  # CU_MEM_ALLOCATION_TYPE, CU_MEM_LOCATION_TYPE, CU_MEM_ACCESS_FLAGS
 _RECOMMENDED = 1  # CUmemAllocationGranularity_flags
@@ -43,24 +41,18 @@ def lay_out(sizes: Mapping[Any, int]) -> tuple[dict[Any, int], int]:
     return starts, end
 
 
-class _Location(Structure):
-    """CUmemLocation."""
-
+class _Location(Structure):  # CUmemLocation
     _fields_ = (("type", c_int), ("id", c_int))
 
 
-class _AllocationProperties(Structure):
-    """CUmemAllocationProp."""
-
+class _AllocationProperties(Structure):  # CUmemAllocationProp
     _fields_ = (
         ("type", c_int), ("requestedHandleTypes", c_int), ("location", _Location), ("win32HandleMetaData", c_void_p),
         ("allocFlags", c_ubyte * 8),
     )  # fmt: skip
 
 
-class _Access(Structure):
-    """CUmemAccessDesc."""
-
+class _Access(Structure):  # CUmemAccessDesc
     _fields_ = (("location", _Location), ("flags", c_int))
 
 
@@ -69,8 +61,7 @@ class VirtualRegion:
     driver cannot do it. Tensors over it stay valid objects for ever, but touching them while there is no memory is an
     error that ends the process's use of CUDA."""
 
-    keeps_addresses = True
-    """It comes back at the same addresses, so that CUDA graphs which read it stay valid."""
+    keeps_addresses = True  # it comes back at the same addresses, so that CUDA graphs which read it stay valid
 
     def __init__(self, size: int, device: torch.device, chunk: int = _CHUNK):
         self.device = device

@@ -14,9 +14,7 @@ _OUT_OF_MEMORY = 2
 _ADDRESS, _SIZE, _INT, _POINTER = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
 
 
-class MemoryHandle(ctypes.Structure):
-    """CUipcMemHandle."""
-
+class MemoryHandle(ctypes.Structure):  # CUipcMemHandle
     _fields_ = (("reserved", ctypes.c_char * 64),)
 
 
@@ -72,10 +70,8 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-PORTABLE = 1
-"""cudaHostRegisterPortable: pinned for every device of the process."""
-MAPPED = 2
-"""cudaHostRegisterMapped: a GPU's streams wait for words in it and write them, too."""
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
+MAPPED = 2  # cudaHostRegisterMapped: a GPU's streams wait for words in it and write them, too
 
 
 def register(memory: torch.Tensor, flags: int = 0) -> bool:

@@ -1,5 +1,4 @@
-"""A folder of diffusers': what it is, by headers only, the transformer that it is built to, and where in it each of the
-parameters lies."""
+"""A folder of diffusers': what it is, by headers only, its transformer, and where each of the parameters lies."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     """Arguments of the diffusers class that its config.json gives; the class has defaults for others."""
     header: Mapping[str, TensorInfo]
-    identity: Identity
-    """Taken before the headers were read."""
+    identity: Identity  # taken before the headers were read
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -56,18 +54,17 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         what = "{path} is a single file, which ComfyUI's own class runs, and there is no ComfyUI here."
         raise UnsupportedModelError(what, "Give ComfyUI's folder, or the folder that diffusers saved.", path=path)
     stamp = identity(path)  # before reading: a file replaced from here on will not look like this one
-    contents = [read_header(file) for file in files]
-    header = {key: info for content in contents for key, info in content.tensors.items()}
+    headers = [read_header(file) for file in files]
+    header = {key: info for tensors, _ in headers for key, info in tensors.items()}
     spec, config = _match_folder(path, config_file, header)
-    _refuse_quantised(path, header, contents[0].metadata)
+    _refuse_quantised(path, header, headers[0][1])
     return Checkpoint(path, spec, config, header, stamp)
 
 
 def _match_folder(path: Path, config_file: Path, header: Mapping[str, TensorInfo]) -> tuple[ModelSpec, dict[str, Any]]:
     """The family that config.json names, and what it says of the class."""
     written = read_json(config_file)
-    name = written.get("_class_name")
-    if name is None:
+    if (name := written.get("_class_name")) is None:
         raise _unsupported(path, f"{name_contents(header)} (its config.json names no diffusers class)")
     spec = next((spec for spec in MODELS if name in (spec.transformer_class, spec.former_class)), None)
     if spec is None:
@@ -134,20 +131,17 @@ def _check_weights(transformer: nn.Module, checkpoint: Checkpoint) -> None:
     """CheckpointError where tensors are missing or have another shape than the config says. Reads headers only."""
     path, title = checkpoint.path, checkpoint.spec.title
     wanted = {name: tuple(tensor.shape) for name, tensor in transformer.state_dict().items()}
-    missing = sorted(wanted.keys() - checkpoint.header.keys())
-    if missing:
+    if missing := sorted(wanted.keys() - checkpoint.header.keys()):
         what = f"{len(missing)} of {len(wanted)} tensors of {title}, first {missing[0]}"
         lacks = "{path} lacks {what}."
         raise CheckpointError(lacks, "Download the file again, or choose a complete one.", path=path, what=what)
-    misfits = [name for name, shape in wanted.items() if checkpoint.header[name].shape != shape]
-    if misfits:
+    if misfits := [name for name, shape in wanted.items() if checkpoint.header[name].shape != shape]:
         first = misfits[0]
         what = f"first {first}: {checkpoint.header[first].shape} where {title} of this size has {wanted[first]}"
         unlike = "{path} has {count} tensors of a wrong shape, {what}."
         fix = "Download the file again, or choose another one."
         raise CheckpointError(unlike, fix, path=path, count=len(misfits), what=what)
-    extra = sorted(checkpoint.header.keys() - wanted.keys())
-    if extra:
+    if extra := sorted(checkpoint.header.keys() - wanted.keys()):
         log.warning("%s: ignored %d tensors without a place, such as %s", path, len(extra), extra[0])
 
 

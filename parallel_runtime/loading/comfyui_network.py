@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from ..errors import UnsupportedModelError
 from ..mesh.mesh import single_rank_mesh
@@ -23,16 +25,47 @@ from ..networks.token_split import TokenSplit
 from ..replaced import replaced
 from ..said import said
 from ..streaming.dealer import Dealer
-from .host_file import HostFile, comfyuis_reason
-from .left_in_file import LeftInFile, MappedFile
+from .host_file import HostFile, MappedFile, comfyuis_reason
 from .loaded_weights import LoadedWeights
 from .reading import Find, OnBytes, Owned, Place, Reader, read_through
 from .weight_parts import parts, weights_of
 
+_TICK_SECONDS = 0.1
+
+
+class LeftInFile(TorchFunctionMode):
+    """Inside, numbers of the file that are copied to a weight on the meta device stay where they are until they go to
+    the device, once, and it is noted whose they are: the loader's own copies lie in memory that is not pinned. What it
+    converts, it converts as ever. `tick` is called ten times a second while functions of torch are; it may raise."""
+
+    def __init__(self, file: MappedFile, tick: Callable[[], None] = lambda: None):
+        super().__init__()
+        self.file = file
+        self._tick = tick
+        self._ticked = time.monotonic()
+        self.sources: dict[torch.Tensor, torch.Tensor] = {}  # a weight, by identity -> its numbers
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if time.monotonic() - self._ticked > _TICK_SECONDS:
+            self._tick()
+            self._ticked = time.monotonic()
+        if func is torch.Tensor.copy_ and args[0].is_meta:
+            self.sources[args[0]] = args[1].detach()
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+    def lacking(self, network: nn.Module) -> list[tuple[str, str]]:
+        """(module, name) of tensors that have numbers nowhere: the file has none for them."""
+        return [
+            (path, name)
+            for path, module in network.named_modules()
+            for name, value in (*module._parameters.items(), *module._buffers.items(), *vars(module).items())
+            if isinstance(value, torch.Tensor) and value.is_meta and value not in self.sources
+        ]
+
 
 def find_in(network: nn.Module, left: LeftInFile | None) -> Find:
-    """Where the weights of a network are that ComfyUI has made; `left` is what was left in the file, None where its
-    pack makes all tensors."""
+    """Where a network that ComfyUI made has its weights; `left`: what was left in the file, None where nothing was."""
     weights = dict(weights_of(network))  # the network itself gets others
 
     def find(name: str, part: int) -> Place | torch.Tensor:

@@ -16,9 +16,9 @@ from ..errors import CheckpointError, UnsupportedModelError
 Identity = tuple[tuple[str, int, int, int, int], ...]
 
 _LONGEST_SHOWN = 300
-_DENOISERS = ("transformer", "unet")
-"""Where a pipeline's folder has what the pool runs."""
+_DENOISERS = ("transformer", "unet")  # where a pipeline's folder has what the pool runs
 _LARGEST_JSON = 16 << 20
+_AGAIN = "Download the folder again."
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
 
 
@@ -30,15 +30,22 @@ def find_files(path: str | Path) -> tuple[tuple[Path, ...], Path | None]:
     with reading(path):
         if path.is_file():
             return (path,), None
-        if path.is_dir():
-            return _find_in_folder(path)
-    what = "{shortened} does not exist."
-    raise CheckpointError(what, "Check the model's path, and refresh the list of models.", shortened=shortened(path))
+        if not path.is_dir():
+            fix = "Check the model's path, and refresh the list of models."
+            raise CheckpointError("{shortened} does not exist.", fix, shortened=shortened(path))
+        folder = next((path / name for name in _DENOISERS if (path / name).is_dir()), path)
+        if (config := folder / "config.json").is_file():
+            return _find_weights(folder), config
+        if (path / "model_index.json").is_file():
+            name = read_json(path / "model_index.json").get("_class_name", "unknown")
+            what = "{path} is a diffusers folder of {name}, which has no transformer."
+            fix = "Choose the folder of a supported diffusion transformer."
+            raise UnsupportedModelError(what, fix, path=path, name=name)
+    raise CheckpointError("{folder} has no config.json.", "Choose a folder that diffusers saved.", folder=folder)
 
 
 def identity(path: str | Path) -> Identity:
-    """(file, device, inode, size in bytes, mtime in ns) of every file behind `path`: equal while none was replaced.
-    Errors as of `find_files`."""
+    """(file, device, inode, bytes, mtime in ns) of a path's files: equal while none is replaced. See `find_files`."""
     found = []
     weights, config = find_files(path)
     for file in weights if config is None else (config, *weights):
@@ -46,20 +53,6 @@ def identity(path: str | Path) -> Identity:
             status = file.stat()
         found.append((str(file.resolve()), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
     return tuple(found)
-
-
-def _find_in_folder(path: Path) -> tuple[tuple[Path, ...], Path]:
-    """`find_files` of a pipeline's folder (with transformer/ or unet/), or of one inside of it."""
-    folder = next((path / name for name in _DENOISERS if (path / name).is_dir()), path)
-    config = folder / "config.json"
-    if config.is_file():
-        return _find_weights(folder), config
-    if (path / "model_index.json").is_file():
-        name = read_json(path / "model_index.json").get("_class_name", "unknown")
-        what = "{path} is a diffusers folder of {name}, which has no transformer."
-        fix = "Choose the folder of a supported diffusion transformer."
-        raise UnsupportedModelError(what, fix, path=path, name=name)
-    raise CheckpointError("{folder} has no config.json.", "Choose a folder that diffusers saved.", folder=folder)
 
 
 def _find_weights(folder: Path) -> tuple[Path, ...]:
@@ -77,7 +70,7 @@ def _find_weights(folder: Path) -> tuple[Path, ...]:
             pickled = "{folder} has its weights as a PyTorch pickle ({name}), which could run code."
             fix = "Download the safetensors version."
             raise UnsupportedModelError(pickled, fix, folder=folder, name=pickles[0].name)
-        raise CheckpointError("{folder} has no safetensors file.", "Download the folder again.", folder=folder)
+        raise CheckpointError("{folder} has no safetensors file.", _AGAIN, folder=folder)
     shards = {(match.group(1), match.group(2)) for file in found if (match := _SHARD.fullmatch(file.name))}
     if len(found) > 1 and (len(shards) != 1 or len(found) != int(next(iter(shards))[1])):
         names = ", ".join(file.name for file in found[:4])
@@ -89,20 +82,15 @@ def _find_weights(folder: Path) -> tuple[Path, ...]:
 
 def _read_index(index: Path) -> tuple[Path, ...]:
     names = read_json(index).get("weight_map")
-    if not names or not isinstance(names, dict) or not all(map(_is_file_name, names.values())):
-        what = "{index} does not list the files of the model."
-        raise CheckpointError(what, "Download the folder again.", index=index)
-    files = tuple(index.parent / name for name in sorted(set(names.values())))
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        lacks = f"{len(missing)} of {len(files)} files of the model, first {missing[0]}"
+    listed = list(names.values()) if isinstance(names, dict) else []
+    if not listed or not all(isinstance(name, str) and "\0" not in name and Path(name).name == name for name in listed):
+        raise CheckpointError("{index} does not list the files of the model.", _AGAIN, index=index)
+    files = tuple(index.parent / name for name in sorted(set(listed)))
+    if missing := [file.name for file in files if not file.is_file()]:
         what = "{folder} lacks {lacks}."
+        lacks = f"{len(missing)} of {len(files)} files of the model, first {missing[0]}"
         raise CheckpointError(what, "Download the missing files.", folder=index.parent, lacks=lacks)
     return files
-
-
-def _is_file_name(name: Any) -> bool:
-    return isinstance(name, str) and "\0" not in name and Path(name).name == name
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -139,8 +127,8 @@ def expand(path: str | Path) -> Path:
         expanded = Path(path).expanduser()
         str(expanded).encode("utf-8")
     except RuntimeError as error:
-        what = "{shortened} does not exist."
-        raise CheckpointError(what, "Write the path in full.", shortened=shortened(Path(path))) from error
+        fix = "Write the path in full."
+        raise CheckpointError("{shortened} does not exist.", fix, shortened=shortened(Path(path))) from error
     except UnicodeEncodeError as error:
         fix = "Rename the file or folder, and refresh the list of models."
         raise CheckpointError("The name {shortened} is not UTF-8.", fix, shortened=shortened(Path(path))) from error

@@ -1,8 +1,7 @@
 """The pack ComfyUI-GGUF, from where ComfyUI has it: its reader of GGUF files and its operations on their weights.
 
-A file's header is checked before the reader sees it: "GGUF", version, counts, pairs of a key and a value, the table of
-tensors, then their bytes (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). The package `gguf` believes every
-count: one array that promises 2**60 numbers would keep ComfyUI's process busy until its memory is full.
+A file's header (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) is checked before the package `gguf` sees
+it, which believes every count: an array that promises 2**60 numbers would fill the memory of ComfyUI's process.
 """
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ class GgufPack:
     folder: str
     read: Callable[[str], dict[str, torch.Tensor]]
     """Path -> weights by the names of ComfyUI's network, as they are in the file, which is mapped."""
-    operations: Callable[[], Any]
-    """ComfyUI's layers, over such weights."""
-    sizes: Mapping[int, tuple[int, int]]
-    """See `check_gguf_header`."""
+    operations: Callable[[], Any]  # ComfyUI's layers, over such weights
+    sizes: Mapping[int, tuple[int, int]]  # see `check_gguf_header`
 
     def read_file(self, path: Path) -> dict[str, torch.Tensor]:
         """The weights; see `read`. CheckpointError: missing or damaged. UnsupportedModelError: the pack cannot read
@@ -75,8 +72,7 @@ def open_pack(folder: str) -> GgufPack:
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_MOST_VALUES = 1 << 18
-"""In all arrays; the reader makes an object of each. Files of diffusion models have a few for each tensor."""
+_MOST_VALUES = 1 << 18  # in all arrays; the reader makes an object of each, and models have a few for each tensor
 _MOST_DIMS = 8
 _DEEPEST = 4
 _SHAPE = "comfy.gguf.orig_shape."
@@ -112,8 +108,7 @@ class _Header:
 
     def check(self, sizes: Mapping[int, tuple[int, int]]) -> None:
         """All of it; see `check_gguf_header`."""
-        magic = self._take(len(_MAGIC))
-        if magic != _MAGIC:
+        if (magic := self._take(len(_MAGIC))) != _MAGIC:
             raise ValueError(f"it starts with {magic!r}")
         version, tensors, pairs = self._numbers("IQQ")
         if version not in _VERSIONS:

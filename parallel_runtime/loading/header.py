@@ -71,15 +71,11 @@ class TensorInfo:
     start: int
 
 
-@dataclass(frozen=True)
-class FileHeader:
-    """Header of one file: its tensors by their key there, and the free-form text beside them."""
-
-    tensors: Mapping[str, TensorInfo]
-    metadata: dict[str, str]
+Header = tuple[dict[str, TensorInfo], dict[str, str]]
+"""Of one file: its tensors by their key there, and the free-form text beside them."""
 
 
-def read_header(path: Path) -> FileHeader:
+def read_header(path: Path) -> Header:
     """Read the header of a safetensors file, and check that the file holds what the header promises. CheckpointError:
     missing, unreadable, empty, truncated or damaged. UnsupportedModelError: another format, such as a pickle."""
     with reading(path), path.open("rb") as file:
@@ -127,7 +123,7 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[_Number, _Number]
 
 
-def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
+def _parse(path: Path, text: bytes) -> tuple[Header, int]:
     """Return the header and the bytes of the file, which its tensors fill without holes to the end."""
     data = _LENGTH.size + len(text)
     try:
@@ -141,7 +137,7 @@ def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
     except (ValueError, msgspec.DecodeError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"[:200]
         raise CheckpointError("{path} has a damaged header ({what}).", AGAIN, path=path, what=what) from error
-    position = 0
+    tensors, position = {}, 0
     for key, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         begin, end = entry.data_offsets
         # Types that we do not know (packed ones) are refused by name later; only their place is checked here.
@@ -149,11 +145,9 @@ def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
         if begin != position or end < begin or end - begin != wanted:
             what = "{path} has a damaged header: the place of tensor {key} does not fit."
             raise CheckpointError(what, AGAIN, path=path, key=key)
+        tensors[key] = TensorInfo(entry.shape, entry.dtype, path, data + begin)
         position = end
-    tensors = {
-        key: TensorInfo(each.shape, each.dtype, path, data + each.data_offsets[0]) for key, each in entries.items()
-    }
-    return FileHeader(tensors, metadata or {}), data + position
+    return ({key: tensors[key] for key in entries}, metadata or {}), data + position
 
 
 def name_contents(keys: Iterable[str]) -> Said:
@@ -168,16 +162,12 @@ def name_contents(keys: Iterable[str]) -> Said:
     return said("something unknown, with {count} tensors such as {names}", count=len(keys), names=names)
 
 
-_MOST_BLOCKS = 256
-"""In one list. The largest models that are told of have about 60."""
+_MOST_BLOCKS = 256  # in one list; the largest models that are told of have about 60
 _LARGEST = 1_000_000
-_LARGEST_SIZE = 4096
-"""Of a picture or a table of positions, whose side it is: memory goes by its square."""
+_LARGEST_SIZE = 4096  # of a picture or a table of positions, whose side it is: memory goes by its square
 _MOST_VALUES = 1000
-_LARGEST_INDEX = 1023
-"""In the name of a tensor: of a block, or of one of its experts."""
-_DIGITS = 9
-"""A longer number is no index to anybody who counts from zero."""
+_LARGEST_INDEX = 1023  # in the name of a tensor: of a block, or of one of its experts
+_DIGITS = 9  # a longer number is no index to anybody who counts from zero
 _COUNTED = ("layers", "blocks", "depth")
 _FIX = "Download the folder again."
 

@@ -32,8 +32,7 @@ class HostCopies:
     def __init__(self, folder: Path | None):
         self._folder = folder
         self._open: dict[Hashable, HostShare] = {}
-        self._made: set[Hashable] = set()
-        """Those that this rank has made; others have them open, too."""
+        self._made: set[Hashable] = set()  # those that this rank has made; others have them open, too
 
     def find(self, key: Hashable, size: int) -> HostShare | None:
         """A copy that is filled, this rank's or another's."""
@@ -46,10 +45,8 @@ class HostCopies:
 
     @contextlib.contextmanager
     def make(self, key: Hashable, size: int) -> Iterator[HostShare | None]:
-        """A copy to be filled inside; others find it afterwards. None where there is no memory for it, or where another
-        rank has made or makes one."""
-        copy = self._begin(key, size)
-        if copy is None:
+        """A copy to be filled inside; others find it then. None: no memory for it, or another rank makes one."""
+        if (copy := self._begin(key, size)) is None:
             yield None
             return
         self._open[key] = copy
@@ -82,11 +79,10 @@ class HostCopies:
 
     def drop(self, key: Hashable) -> None:
         """Let this rank's part of a copy go; its memory is free when every rank has. No tensor may lie over it."""
-        copy = self._open.pop(key, None)
-        if copy is None:
+        if (copy := self._open.pop(key, None)) is None:
             return
         if key in self._made:
-            self._made.discard(key)
+            self._made.remove(key)
             self._path(key).with_suffix(".copy").unlink(missing_ok=True)
             self._path(key).unlink(missing_ok=True)
         copy.close()

@@ -1,12 +1,10 @@
 """What a model file is to ComfyUI: its own recognition, run on the file's header, and its model without the network's
-weights.
-
-`comfy` must be importable (networks/comfyui/comfy_code.py): ComfyUI's process and a rank both come here.
-"""
+weights. `comfy` must be importable (networks/comfyui/comfy_code.py): ComfyUI's process and a rank both come here."""
 
 from __future__ import annotations
 
 import math
+import mmap
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,19 +16,19 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from ..errors import UnsupportedModelError
+from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.comfyui.without_weights import WithoutWeights, with_parameters
 from ..networks.tables.comfyui import find_network
 from ..replaced import replaced
 from ..said import Said, said
 from .files import Identity, identity
 from .gguf_pack import GgufPack, open_pack
-from .header import check_host_header, name_contents
-from .left_in_file import MappedFile
+from .header import DTYPES, check_host_header, name_contents, read_header
+from .reading import Place
 
 _FIX = "Update ComfyUI, or choose another file."
-_SMALL = 1 << 16
-"""Bytes of a tensor that is read: ComfyUI looks into norms and into descriptions of quantised layers."""
+_NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python names since 3.11: a file may be larger than the memory
+_SMALL = 1 << 16  # bytes of a tensor that is read: ComfyUI looks into norms and descriptions of quantised layers
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,8 @@ class HostFile:
     size: int  # bytes of the weights in the file
     stored: torch.dtype | None  # the type that most weights have; None where they are quantised
     prefix: str = ""  # what the network's names have in a checkpoint
-    outside: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What else is in the file, in its names; small tensors alone are read."""
-    beside: set[str] = field(default_factory=set)
-    """Names of tensors that ComfyUI's model is made with, some of them in `outside`."""
+    outside: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what else is in the file; small ones are read
+    beside: set[str] = field(default_factory=set)  # names that ComfyUI's model is made with, some of them in `outside`
     pack: GgufPack | None = None  # that reads a GGUF file
 
     def build(self) -> nn.Module:
@@ -76,12 +72,9 @@ class HostFile:
 
     def build_model(self) -> Any:
         """ComfyUI's BaseModel, with the types and operations of the configuration, around a network without weights:
-        what it computes with beside the network is real.
-
-        Conditioning is made in ComfyUI's process, and some models have weights for that (Stable Audio's lengths,
-        Zero123's cameras); some nodes read a few out of the network (SeedVR2's prompts). ComfyUI's classes raise
-        anything: RuntimeError, ValueError, KeyError, ...
-        """
+        what it computes with beside the network is real. Conditioning is made in ComfyUI's process, and some models
+        have weights for that (Stable Audio's lengths, Zero123's cameras); some nodes read a few out of the network
+        (SeedVR2's prompts). ComfyUI's classes raise anything: RuntimeError, ValueError, KeyError, ..."""
         tensors = {**self.outside, **self.state_dict}
         with with_parameters(), WithoutWeights(), warnings.catch_warnings():
             # A module says so whose weights WithoutWeights makes real.
@@ -95,6 +88,41 @@ class HostFile:
                 real = _read_tensor(self.path, self.prefix + name, tensors[name])
                 setattr(network, name, real.to(getattr(network, name).dtype))
         return model
+
+
+class MappedFile:
+    """A safetensors file as tensors; it stays mapped while one of them is there. Who writes to one writes to a page of
+    its own. Raises as `read_header`; CheckpointError, too, for numbers of a type that torch lacks."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        infos, self.metadata = read_header(path)
+        with path.open("rb") as file:
+            access = mmap.PROT_READ | mmap.PROT_WRITE
+            mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=access)
+        whole = torch.frombuffer(mapped, dtype=torch.uint8)
+        self._begin, self._size = whole.data_ptr(), whole.numel()
+        self.tensors: dict[str, torch.Tensor] = {}
+        for name, info in infos.items():
+            if (dtype := DTYPES.get(info.dtype)) is None:
+                what = "{path} has numbers of the type {dtype} ({name}), which torch {version} lacks."
+                values = {"path": path, "dtype": info.dtype, "name": name, "version": torch.__version__}
+                raise CheckpointError(what, "Update torch, or choose another file.", **values)
+            count = math.prod(info.shape)
+            flat = torch.empty(0, dtype=dtype)
+            if count:
+                flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=info.start)
+            self.tensors[name] = flat.view(info.shape)
+
+    def place(self, tensor: torch.Tensor) -> Place | None:
+        """Where a tensor's numbers lie in the file, one after the other; None where they do not, or where somebody has
+        written to them, as the loader does where it converts diffusers' layout."""
+        if tensor.is_meta or tensor.device.type != "cpu" or not tensor.numel() or not tensor.is_contiguous():
+            return None
+        if tensor.is_inference() or tensor._version:
+            return None
+        start = tensor.data_ptr() - self._begin
+        return Place(self.path, start, tensor.dtype) if 0 <= start < self._size else None
 
 
 class _ReadWhenTaken(dict[str, torch.Tensor]):

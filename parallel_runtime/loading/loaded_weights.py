@@ -63,8 +63,7 @@ class LoadedWeights:
             self._arena.take()
             if self.shared is not None:
                 self.shared.take()
-            copy = parked(self.size) if self.shared is None else None
-            if copy is not None:
+            if (copy := parked(self.size) if self.shared is None else None) is not None:
                 copy.pin()
                 to_device(self._arena.memory[: self.size], copy.memory, on_bytes)
             else:
@@ -178,8 +177,7 @@ class LoadedWeights:
     def read_again(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """What the file has of these."""
         found = {name: self._tensors[name] for name in names if is_of_gguf(self._tensors[name])}
-        rest = [name for name in names if name not in found]
-        if not rest:
+        if not (rest := [name for name in names if name not in found]):
             return found
         if self._reopened is None:
             _, self._reopened = self._reader.open(ignore)

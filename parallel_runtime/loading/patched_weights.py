@@ -1,7 +1,5 @@
-"""The patches that the weights of a rank have, and how they come to have others.
-
-Every weight is computed anew from what the file has, never from a patched one, and only where its patches change.
-"""
+"""The patches that the weights of a rank have, and how they come to have others: every weight is computed anew from
+what the file has, never from a patched one, and only where its patches change."""
 
 from __future__ import annotations
 
@@ -20,13 +18,9 @@ from ..patching.patch_data import UNPATCHED, PatchSet, WeightPatches
 from .loaded_weights import LoadedWeights
 from .reading import OnBytes
 
-_BATCH = 2 << 30
-"""Bytes of weights, about, whose originals are had at once."""
-_MOST_KEPT = 4
-"""States between which the hooks of a run's prompts change in every step, and whose weights are kept."""
-
-_LEFT_FREE = 0.35
-"""Share of a device's memory that originals leave free; where it is not, they are read from the file again."""
+_BATCH = 2 << 30  # bytes of weights, about, whose originals are had at once
+_MOST_KEPT = 4  # states between which the hooks of a run's prompts change in every step, and whose weights are kept
+_LEFT_FREE = 0.35  # share of a device's memory that originals leave free; else they are read from the file again
 
 
 class PatchedWeights:
@@ -36,8 +30,7 @@ class PatchedWeights:
         self._weights = weights
         self._originals: dict[str, torch.Tensor] = {}
         self._device = weights.device
-        self._has: dict[str, tuple[Any, Any]] = {}
-        """A weight's patches of the MODEL, and those of the hooks on top; None for none."""
+        self._has: dict[str, tuple[Any, Any]] = {}  # a weight's patches of the MODEL and of the hooks; None for none
         self._bypasses = ExitStack()
         self._wrapped: Mapping[str, Any] | None = {}
         self._now: tuple[str, str] | None = UNPATCHED.names
@@ -58,8 +51,7 @@ class PatchedWeights:
         *starts, total = itertools.accumulate((self._weights.now(each).shape.numel() * 4 for each in unlike), initial=0)
 
         def write(name: str, original: torch.Tensor | None) -> None:
-            weight = kept.get(name)
-            if weight is None:
+            if (weight := kept.get(name)) is None:
                 assert original is not None
                 owner = self._weights.network.get_submodule(name.rpartition(".")[0])
                 weight = computing.weight(name, original, owner)
@@ -124,8 +116,7 @@ class PatchedWeights:
         self._wrapped = patches.bypass
 
     def originals(self, names: Sequence[str], patched: Sequence[str]) -> dict[str, torch.Tensor]:
-        """What the file has of these weights, of which `patched` are something else now: kept on the device where that
-        has room, and else had from the file again."""
+        """What the file has of these weights, of which `patched` are changed: kept where there is room, or read."""
         weights, changed = self._weights, set(patched)
         found = {name: weights.now(name).detach() for name in names if name not in changed and not weights.comes(name)}
         if has_room(found.values(), self._device):

@@ -29,14 +29,11 @@ from ..networks.tables.blocks import Blocks
 from .files import Identity, identity, reading
 
 THREADS = 8
-BUFFER = 16 << 20
-"""Bytes of one of a thread's two buffers."""
-_COPY = 64 << 20
-"""Bytes of a copy between a device and the host."""
+BUFFER = 16 << 20  # bytes of one of a thread's two buffers
+_COPY = 64 << 20  # bytes of a copy between a device and the host
 _POLL_SECONDS = 0.1
 
-OnBytes = Callable[[int, int], None]
-"""(bytes that were read, bytes in all), ten times a second; may raise to give up."""
+OnBytes = Callable[[int, int], None]  # (bytes that were read, bytes in all), ten times a second; may raise to give up
 Buffers = Iterator[tuple[torch.Tensor, torch.cuda.Event | None]]
 """Memory to read into, in turn, each with the event of the copy that last read from it."""
 
@@ -69,10 +66,7 @@ def ignore(done: int, total: int) -> None:
 Find = Callable[[str, int], Place | torch.Tensor]
 """(a weight's name, which of its parts (weight_parts.py)) -> where the file has it as it is, else its numbers, on the
 host. Holds whatever that needs."""
-
-
-Owned = tuple[int, int] | None
-"""(start, stop) of the blocks that this rank has, of a network in stages; None for all."""
+Owned = tuple[int, int] | None  # (start, stop) of the blocks that this rank has, of a network in stages; None for all
 
 
 class Reader(ABC):
@@ -138,8 +132,7 @@ def read_through(path: Path, on_bytes: OnBytes) -> None:
 
 
 def to_device(region: torch.Tensor, host: torch.Tensor, on_bytes: OnBytes) -> None:
-    """Fill a region from the host, both (bytes,) uint8; at the link's speed where the host's memory is pinned. Returns
-    when it is filled."""
+    """Fill a region from the host, both (bytes,) uint8, and wait; at the link's speed where that memory is pinned."""
     for start in range(0, region.numel(), _COPY):
         region[start : start + _COPY].copy_(host[start : start + _COPY], non_blocking=True)
         on_bytes(start, region.numel())
@@ -148,8 +141,8 @@ def to_device(region: torch.Tensor, host: torch.Tensor, on_bytes: OnBytes) -> No
 
 
 def to_host(host: torch.Tensor, region: torch.Tensor, on_bytes: OnBytes) -> None:
-    """Save a region in memory of the host that may be new: its pages are made by several threads, each out of pinned
-    buffers, as the driver copies to other memory for one thread at a time (24 GB in 20 s)."""
+    """Save a region in the host's memory, which may be new: several threads make its pages, each out of pinned buffers,
+    as the driver copies to other memory for one thread at a time (24 GB in 20 s)."""
 
     def save(start: int, buffers: Buffers) -> int:
         part = region[start : start + BUFFER]

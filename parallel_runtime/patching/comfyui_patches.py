@@ -105,12 +105,10 @@ class Computing:
 
 def decode_patches(patches: Sequence[Any], factors: Mapping[str, torch.Tensor]) -> list[tuple[Any, ...]]:
     """A weight's patches as ComfyUI has them. RequestError: this ComfyUI has no such adapter or function."""
-    decoded = []
-    for strength, value, strength_model, offset, function in patches:
-        place = None if offset is None else tuple(offset)
-        known = None if function is None else _find(function, FUNCTIONS)
-        decoded.append((strength, decode_value(value, factors), strength_model, place, known))
-    return decoded
+    return [
+        (strength, decode_value(value, factors), of_model, offset and tuple(offset), named and _find(named, FUNCTIONS))
+        for strength, value, of_model, offset, named in patches
+    ]
 
 
 def decode_value(value: Tree, factors: Mapping[str, torch.Tensor]) -> Any:
@@ -131,8 +129,7 @@ def _find(name: str, inside: str) -> Any:
 def beside(
     layer: str, adapter: Any, strength: float, x: torch.Tensor, forward: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """What ComfyUI's bypass of a linear layer gives for x (..., inputs), of which `forward` is without it.
-    RequestError: ComfyUI's adapter cannot do it."""
+    """What ComfyUI's bypass of a linear `forward` gives for x (..., inputs). RequestError: the adapter cannot do it."""
     import comfy.weight_adapter.bypass as bypass
 
     hook = bypass.BypassForwardHook(nn.Linear(1, 1, bias=False, device="meta"), adapter, multiplier=strength)

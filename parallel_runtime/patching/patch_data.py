@@ -21,10 +21,8 @@ from ..requests.comfyui_code import ComfyuiCode
 from ..requests.requests import KeepPatches
 from ..requests.trees import flatten
 
-PREFIX = "diffusion_model."
-"""What ComfyUI's names of a network's weights begin with."""
-ADAPTERS, FUNCTIONS = "comfy.weight_adapter.", "comfy."
-"""Modules whose adapters and functions the ranks have."""
+PREFIX = "diffusion_model."  # what ComfyUI's names of a network's weights begin with
+ADAPTERS, FUNCTIONS = "comfy.weight_adapter.", "comfy."  # modules whose adapters and functions the ranks have
 _KINDS = ("diff", "set", "model_as_lora")
 
 Tree = dict[str, Any]
@@ -35,8 +33,7 @@ class PatchSet:
     """Patches of a network's weights."""
 
     name: str = ""  # of the contents; "" for no patches at all
-    weights: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """ComfyUI's name without prefix -> its patches, in their order."""
+    weights: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # ComfyUI's name without prefix -> its patches
     bypass: Mapping[str, Any] = field(default_factory=dict)
     """A layer's name -> [adapter, strength]: computed beside the layer, its weights left as they are."""
     factors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # name -> tensor on the CPU
@@ -51,8 +48,7 @@ NO_PATCHES = PatchSet()
 
 @dataclass(frozen=True)
 class WeightPatches:
-    """What a call asks of the weights: patches of the MODEL, on top those of its conditioning's hooks, and whose code
-    computes them."""
+    """What a call asks of the weights: patches of the MODEL, those of hooks on top, and whose code computes them."""
 
     patches: PatchSet = NO_PATCHES
     hooks: PatchSet = NO_PATCHES

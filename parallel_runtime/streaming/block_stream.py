@@ -1,9 +1,8 @@
 """Brings a network's blocks to the device while it runs, two ahead, into two slots that they use in turn.
 
 Parameters of a block are views of its slot for good, so that compiled code and recordings see the same addresses; a
-forward that is recorded has its copies recorded with it. Every forward begins with empty slots: what it reads follows
-from nothing that was before. A rank with more memory than others has places for blocks that come to these, and
-brings them once, when the ranks meet.
+recorded forward has its copies recorded with it. Every forward begins with empty slots. A rank with more memory than
+others has places for blocks that come to these, and brings them once, when the ranks meet.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ class BlockStream:
         self._shared = shared
         self._places = places
         self._brought = 0
-        self.reading = shared.reading
-        """Around a call of the network, which may be a replay of its recording."""
+        self.reading = shared.reading  # around a call of the network, which may be a replay of its recording
         self._slot = {block: slot for block, slot in enumerate(shared.dealer.turns(len(places))) if slot is not None}
         self._streamed = list(self._slot)
         self._next = dict(zip(self._streamed, self._streamed[SLOTS:], strict=False))
@@ -41,8 +39,7 @@ class BlockStream:
             self._here = [torch.cuda.Event() for _ in range(SLOTS)]
 
     def wrap(self, blocks: Sequence[nn.Module]) -> None:
-        """Let the forwards of a network's blocks, all of them in their order, wait for their weights: outside of what
-        is compiled of them."""
+        """Let the forwards of all blocks, in their order, wait for their weights: outside of what is compiled."""
         for number, block in enumerate(self._shared.dealer.coming(blocks)):
             block.forward = partial(self._run, number, block.forward)
 
@@ -78,8 +75,7 @@ class BlockStream:
                 torch.cuda.current_stream().wait_stream(self._side)
 
     def _run(self, block: int, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """A block's forward when its weights are there: as it is, compiled, or while it is recorded. Then its slot is
-        free for the next but one."""
+        """A block's forward, compiled or not, when its weights are there; then its slot is for the next but one."""
         slot, following = self._slot.get(block), self._next.get(block)
         if slot is not None:
             if self._holds.get(slot) != block:  # on a CPU always; else where blocks run in another order

@@ -1,8 +1,5 @@
-"""What ranks of one host tell one another about their shares of a model without a collective: words in shared memory.
-
-A rank writes its own words alone. Others look whether its share is filled, whether it reads from theirs, and whether it
-has their memory open.
-"""
+"""What ranks of one host tell one another about their shares of a model without a collective: words in shared memory,
+which their rank alone writes."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ from .share_memory import HostShare, open_host_share
 STATE, LAUNCHED, FINISHED, OPEN, MADE = range(5)
 """Which weights are in the share, 0 for none; forwards that were launched, and those that are through, which the GPU
 counts; whether shares of others are open; how often the share's memory was made or let go."""
-_WAIT_SECONDS = 120.0
-"""A rank that reads its file again has that long; one that has died ends the pool sooner."""
+_WAIT_SECONDS = 120.0  # a rank that reads its file again has that long; one that has died ends the pool sooner
 
 
 class Board:
@@ -31,39 +27,27 @@ class Board:
     def __init__(self, address: str | None = None):
         self._page = HostShare(mmap.PAGESIZE) if address is None else open_host_share(address)
         self.address = self._page.address
-        self._words = self._page.memory.numpy().data.cast("q")
+        self.words = self._page.memory.numpy().data.cast("q")
         self._finished = self._page.memory.view(torch.int64)[FINISHED : FINISHED + 1]
         self._counter: torch.Tensor | None = None
-
-    def __getitem__(self, word: int) -> int:
-        return self._words[word]
-
-    def __setitem__(self, word: int, value: int) -> None:
-        self._words[word] = value
-
-    @property
-    def idle(self) -> bool:
-        """All forwards that this rank has launched are through."""
-        return self._words[FINISHED] == self._words[LAUNCHED]
 
     def count_finished(self, device: torch.device) -> None:
         """What the current stream has been given before raises FINISHED when it is through."""
         if device.type != "cuda":
-            self[FINISHED] = self[LAUNCHED]
+            self.words[FINISHED] = self.words[LAUNCHED]
             return
         if self._counter is None:
             self._page.pin()
             if self._page.pinned:
                 # Before the page is unmapped, whose address another may get; its rank has waited for its forwards.
                 weakref.finalize(self, unregister, self._page.memory.data_ptr()).atexit = False
-            self._counter = torch.full((1,), self[LAUNCHED] - 1, dtype=torch.int64, device=device)
+            self._counter = torch.full((1,), self.words[LAUNCHED] - 1, dtype=torch.int64, device=device)
         self._counter += 1
         self._finished.copy_(self._counter, non_blocking=True)
 
 
 def wait_for(about: Any, there: Callable[[Any], bool], what: str) -> None:
-    """Wait for what other ranks do, which is soon, until `there` finds it done. PoolError, with `what`, where it does
-    not come."""
+    """Wait until `there` finds that other ranks have done it; PoolError, with `what`, where it does not come."""
     deadline, pause = time.monotonic() + _WAIT_SECONDS, 0.0
     while not there(about):
         if time.monotonic() > deadline:

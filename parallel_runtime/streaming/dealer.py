@@ -30,8 +30,7 @@ class Dealer:
 
     @property
     def on_device(self) -> bool:
-        """Whether pieces are kept on it, and can only go when all ranks let them: a CPU's are in memory that others can
-        read."""
+        """Whether pieces are kept on GPUs, and can only go when all ranks let them: a CPU's are in shared memory."""
         return self.mode == "dealt" and self.device.type == "cuda"
 
     def coming(self, blocks: Sequence[Any]) -> list[Any]:
@@ -45,8 +44,7 @@ class Dealer:
         return [None if block in held else next(turn) % SLOTS for block in range(count)]
 
     def check(self) -> None:
-        """ConfigurationError, on all ranks alike, where not all GPUs that this process sees can read each other's
-        memory, or they are not to."""
+        """ConfigurationError, on all ranks alike, where GPUs cannot read each other's memory, or are not to."""
         if not self.on_device or self.ranks == 1:
             return
         pairs = itertools.permutations(range(torch.cuda.device_count()), 2)

@@ -18,10 +18,8 @@ import torch
 from ..gpu_memory import cuda_driver
 from ..gpu_memory.cuda_driver import MAPPED, DriverError, MemoryHandle, register, unregister
 
-_LEFT_FREE = 20
-"""Shares leave this part of the host's memory."""
-_STAT_BLOCK = 512
-"""Bytes, as stat counts what a file has."""
+_LEFT_FREE = 20  # shares leave this part of the host's memory
+_STAT_BLOCK = 512  # bytes, as stat counts what a file has
 _LAZY_PEER_ACCESS = 1
 
 
@@ -115,8 +113,7 @@ OtherShare = HostShare | OpenedAllocation
 
 
 def open_share(address: str, device: torch.device) -> OtherShare:
-    """Open what another rank of the host has made. OSError: it is gone. DriverError: this GPU cannot read that one's
-    memory."""
+    """Open what another rank of the host has made. OSError: it is gone. DriverError: this GPU cannot read it."""
     kind, where = address.split(":", 1)
     return OpenedAllocation(where, device) if kind == "device" else open_host_share(address)
 

@@ -19,7 +19,7 @@ import torch
 
 from ..errors import OutOfMemoryError
 from ..gpu_memory.arena import aligned
-from .board import LAUNCHED, MADE, OPEN, STATE, Board, wait_for
+from .board import FINISHED, LAUNCHED, MADE, OPEN, STATE, Board, wait_for
 from .dealer import Dealer
 from .share_memory import DeviceShare, HostShare, OtherShare, open_share, room_on_host, unfilled_bytes
 
@@ -44,7 +44,7 @@ class SharedBlocks:
     @property
     def state(self) -> int:
         """Which weights this rank's share has; 0 for none."""
-        return self.board[STATE]
+        return self.board.words[STATE]
 
     @property
     def size(self) -> int:
@@ -52,8 +52,7 @@ class SharedBlocks:
         return self._starts[self.dealer.rank][-1]
 
     def take(self) -> None:
-        """Have memory for the share, not filled, where there is none. torch.OutOfMemoryError, OutOfMemoryError: there
-        is not enough."""
+        """Have memory for the share, not filled. torch.OutOfMemoryError, OutOfMemoryError: there is not enough."""
         if self._own is not None:
             return
         if not self.has_room():
@@ -62,13 +61,13 @@ class SharedBlocks:
             fix = "Close other programs, or choose spread as weights in Parallel Config."
             raise OutOfMemoryError(what, fix, **{name: f"{size / 2**30:.1f}" for name, size in sizes.items()})
         self._own = DeviceShare(self.size, self.device) if self.dealer.on_device else HostShare(self.size)
-        self.board[STATE] = 0
+        self.board.words[STATE] = 0
         if self.dealer.folder is not None:
             path = self._path(self.dealer.rank)
             unfinished = path.with_suffix(".new")
             unfinished.write_text(f"{self.board.address} {self._own.address}")
             unfinished.rename(path)
-        self.board[MADE] += 1
+        self.board.words[MADE] += 1
 
     def has_room(self) -> bool:
         """Whether the host has memory for the shares that are still to be filled."""
@@ -105,24 +104,24 @@ class SharedBlocks:
 
     def begin_change(self) -> None:
         """Before this rank changes its share: nobody reads from it any more, and nobody begins to."""
-        if self.board[STATE]:
-            self.board[STATE] = 0
-            self._wait_for_readers(lambda words: words.idle, "to finish its forward")
+        if self.board.words[STATE]:
+            self.board.words[STATE] = 0
+            self._wait_for_readers(lambda words: words[FINISHED] == words[LAUNCHED], "to finish its forward")
 
     def filled(self, state: str) -> None:
         """The share has the weights of this name."""
-        if self.board[STATE] == _number(state):
+        if self.board.words[STATE] == _number(state):
             return
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # others read without asking what is still being written
             if isinstance(self._own, HostShare):
                 self._own.pin()
-        self.board[STATE] = _number(state)
+        self.board.words[STATE] = _number(state)
 
     def meet(self) -> bool:
         """Wait until the shares of all ranks have the weights that this rank's has. Every rank comes here in RUN.
         Returns whether one is elsewhere than it was: what was recorded would copy from there."""
-        state = self.board[STATE]
+        state = self.state
         assert state, "a share that is not filled"
         moved = False
         for rank in self._other_ranks():
@@ -130,7 +129,7 @@ class SharedBlocks:
                 path = self._path(rank)
                 wait_for(path, lambda told: told.exists(), f"worker {rank} to have memory for its share")
             board = self._board(rank)
-            wait_for(board, lambda words: words[STATE] == state, f"worker {rank} to have its share of the weights")
+            wait_for(board.words, lambda told: told[STATE] == state, f"worker {rank} to have its share of the weights")
             moved |= self._open(rank, board)
         return moved
 
@@ -150,26 +149,16 @@ class SharedBlocks:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Around a forward: others see that this rank reads from them."""
-        self.board[LAUNCHED] += 1
+        self.board.words[LAUNCHED] += 1
         try:
             yield
         finally:
             self.board.count_finished(self.device)
 
-    def close(self) -> None:
-        """Let the others' memory go."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        for _, share in self._others.values():
-            if share is not None:
-                share.close()
-        self._others.clear()
-        self.board[OPEN] = 0
-
     def close_gone(self) -> None:
         """Close what other ranks have let go of the host's memory, which is free when nobody has it open."""
         for rank, (made, share) in list(self._others.items()):
-            if share is None or self.dealer.on_device or self._boards[rank][MADE] == made:
+            if share is None or self.dealer.on_device or self._boards[rank].words[MADE] == made:
                 continue
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
@@ -181,24 +170,30 @@ class SharedBlocks:
         PoolError where another one does not."""
         if self._own is None:
             return
-        self.board[STATE] = 0
-        self.close()
+        self.board.words[STATE] = 0
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        for _, share in self._others.values():
+            if share is not None:
+                share.close()
+        self._others.clear()
+        self.board.words[OPEN] = 0
         if self.dealer.on_device:
             self._wait_for_readers(lambda words: not words[OPEN], "to let shared weights go")
         self._own.close()
         self._own = None
-        self.board[MADE] += 1  # others see that it is gone
+        self.board.words[MADE] += 1  # others see that it is gone
         if self.dealer.folder is not None:
             self._path(self.dealer.rank).unlink(missing_ok=True)
 
     def _other_ranks(self) -> list[int]:
         return [rank for rank in range(self.dealer.ranks) if rank != self.dealer.rank]
 
-    def _wait_for_readers(self, there: Callable[[Board], bool], what: str) -> None:
+    def _wait_for_readers(self, there: Callable[[memoryview], bool], what: str) -> None:
         """For all that have a share: they may read from this one, which need not have read from theirs."""
         for rank in self._other_ranks():
             with suppress(FileNotFoundError):  # it has made none, or lets it go at this moment and reads no more
-                wait_for(self._board(rank), there, f"worker {rank} {what}")
+                wait_for(self._board(rank).words, there, f"worker {rank} {what}")
 
     def _board(self, rank: int) -> Board:
         if rank not in self._boards:
@@ -207,14 +202,14 @@ class SharedBlocks:
 
     def _open(self, rank: int, board: Board) -> bool:
         """Have a rank's share; returns whether it takes the place of an older one."""
-        made = board[MADE]
+        made = board.words[MADE]
         known = self._others.get(rank)
         if known is not None and known[0] == made:
             return False
         if known is not None and known[1] is not None:
             known[1].close()
         share = open_share(self._path(rank).read_text().split()[1], self.device)
-        self.board[OPEN] = 1
+        self.board.words[OPEN] = 1
         if isinstance(share, HostShare):
             share.pin()
         self._others[rank] = (made, share)

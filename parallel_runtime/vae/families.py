@@ -1,8 +1,7 @@
 """ComfyUI's encoders and decoders whose pictures ranks can share out: the halves of a VAE, by class.
 
-Of a class it is known that rows meet in convolutions, paddings and group norms alone, and in attention of one head that
-asks its module for `optimized_attention` or `optimized_vae_attention` with (B, C, rows, columns), or of modules that
-are named here.
+Rows meet in convolutions, paddings and group norms of a class alone, and in attention of one head that asks its module
+for `optimized_attention` or `optimized_vae_attention` with (B, C, rows, columns).
 """
 
 from __future__ import annotations
@@ -17,19 +16,12 @@ from ..switches import is_on
 
 @dataclass(frozen=True)
 class Half:
-    """What is known of an encoder or a decoder.
+    """What is known of an encoder or a decoder."""
 
-    Args:
-        noise: it adds noise to what it decodes.
-        chunks: names, in its class's module, a function that says how many bytes may be computed at once.
-        limits: names of numbers of its modules, and of its class's module; of what is larger it computes parts.
-        recorded: its CUDA graph was seen to compute the same, by tests on GPUs.
-    """
-
-    noise: bool = False
-    chunks: str = ""
-    limits: tuple[str, ...] = ()
-    recorded: bool = False
+    noise: bool = False  # it adds noise to what it decodes
+    chunks: str = ""  # a function of its class's module that says how many bytes may be computed at once
+    limits: tuple[str, ...] = ()  # numbers of its modules, and of its class's: of what is larger it computes parts
+    recorded: bool = False  # its CUDA graph was seen to compute the same, by tests on GPUs
 
 
 HALVES = {

@@ -1,8 +1,7 @@
 """PyTorch's functions over tensors of which each rank has some rows: what a VAE's forward calls, unchanged.
 
-A convolution that pads along the rows, and a padding by itself, take the neighbours' rows where the picture goes on,
-and pad where it ends. Group norms add up over the ranks. Everything else of a VAE is local: it works on channels,
-frames or single pixels, or puts pixels in the place of channels.
+Convolutions that pad along the rows, and paddings, take the neighbours' rows where the picture goes on, and pad where
+it ends. Group norms add up over the ranks. All else is local: it works on channels, frames or single pixels.
 """
 
 from __future__ import annotations
@@ -23,26 +22,22 @@ from .families import Half
 from .rows import Rows
 
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d, torch.cudnn_convolution)
-_SOME = 16
-"""Convolutions from one call of `now_and_then` to the next."""
+_SOME = 16  # convolutions from one call of `now_and_then` to the next
 
 
 class RowFunctions(FusedFunctions):
     """Inside, tensors with rows are this rank's share, and `now_and_then` is called by all ranks before the same
-    convolutions. Of a half that is None nothing is known, and its functions stay PyTorch's; for `fused` see
-    `run_half`."""
+    convolutions. Where `half` is None, functions stay PyTorch's; for `fused` see `run_half`."""
 
     def __init__(self, half: Half | None, rows: Rows, now_and_then: Callable[[], None], fused: bool):
         super().__init__(fused)
         self._now_and_then = now_and_then
         self._convolutions = 0
-        self._noise = False
+        self._rows = rows
+        self._noise = half is not None and half.noise
         if half is None:
             self._known.clear()
-            return
-        self._rows = rows
-        self._noise = half.noise
-        if rows.shared:
+        elif rows.shared:
             self._known |= {torch.cudnn_convolution: self._over_border, F.pad: self._pad}
             self._known[torch.group_norm] = self._group_norm
 
@@ -88,9 +83,8 @@ class RowFunctions(FusedFunctions):
             return convolve(x, 0)
         own, reach = x.shape[-2], dilation * (weight.shape[-2] - 1)
         if own % stride or (own + 2 * rows - reach - 1) // stride + 1 != own // stride:
-            raise NotImplementedError(
-                f"{own} rows and a kernel of {list(weight.shape)}, by {rows} padded, {stride} apart"
-            )
+            kernel = list(weight.shape)
+            raise NotImplementedError(f"{own} rows and a kernel of {kernel}, by {rows} padded, {stride} apart")
         if stride != 1 or own < 2 * rows:
             above, below = self._rows.border(x, rows, rows)()
             parts = [part for part in (above, x, below) if part is not None]
@@ -111,7 +105,7 @@ class RowFunctions(FusedFunctions):
         if x.ndim < 4 or len(pad) < 4 or not any(pad[2:4]):
             return function(x, pad, **given)
         above, below = self._rows.border(x, pad[2], pad[3])()
-        pad[2:4] = pad[2] * self._rows.first, pad[3] * self._rows.last
+        pad[2:4] = pad[2] if above is None else 0, pad[3] if below is None else 0
         parts = [part for part in (above, x, below) if part is not None]
         return function(torch.cat(parts, -2), pad, **given)
 
@@ -121,18 +115,16 @@ class RowFunctions(FusedFunctions):
             return super()._plain_norm(function, given)
         x, groups = given["input"], given["num_groups"]
         batch, channels = x.shape[:2]
+        of_group = channels // groups
         grouped = x.reshape(batch, groups, -1)
         sums, lengths = (each(grouped, dim=2, dtype=torch.float64) for each in (torch.sum, torch.linalg.vector_norm))
         counts = torch.full_like(sums, grouped.shape[2])
         total, squares, count = self._rows.add(torch.stack((sums, lengths**2, counts)))
         mean = total / count
         variance = (squares / count - mean * mean).clamp_(min=0)
-        mean, variance = (
-            each.float().repeat_interleave(channels // groups, 1).reshape(-1) for each in (mean, variance)
-        )
-        weight, bias = (
-            None if each is None else each.float().repeat(batch) for each in (given.get("weight"), given.get("bias"))
-        )
+        mean, variance = (each.float().repeat_interleave(of_group, 1).reshape(-1) for each in (mean, variance))
+        affine = given.get("weight"), given.get("bias")
+        weight, bias = (None if each is None else each.float().repeat(batch) for each in affine)
         rows = x.reshape(1, batch * channels, *x.shape[2:])
         return F.batch_norm(rows, mean, variance, weight, bias, eps=given.get("eps", 1e-5)).reshape(x.shape)
 
@@ -147,7 +139,7 @@ class RowFunctions(FusedFunctions):
         first = args[0]
         like = isinstance(first, torch.Tensor)
         size = list(first.shape if like else first if isinstance(first, Iterable) else args)
-        size[-2] = sum(self._rows.shares_of(size[-2]))
+        size[-2] = self._all_rows(size[-2])
         return self._rows.cut(function(first.new_empty(size) if like else size, **given))
 
 

@@ -32,16 +32,6 @@ class Rows:
         """Whether there are others."""
         return len(self.shares) > 1
 
-    @property
-    def first(self) -> bool:
-        """Whether this rank has the picture's top."""
-        return self.rank == 0
-
-    @property
-    def last(self) -> bool:
-        """Whether this rank has the picture's bottom."""
-        return self.rank == len(self.shares) - 1
-
     def shares_of(self, own: int) -> list[int]:
         """Rows of all ranks in a tensor in which this rank has so many; errors as of `share_out`."""
         return share_out(own, self.shares[self.rank], self.shares)
@@ -49,24 +39,22 @@ class Rows:
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's rows of a tensor that is the same on all ranks."""
         shares = share_out(whole.shape[-2], sum(self.shares), self.shares)
-        start = sum(shares[: self.rank])
-        return whole.narrow(-2, start, shares[self.rank]).contiguous()
+        return whole.narrow(-2, sum(shares[: self.rank]), shares[self.rank]).contiguous()
 
     def border(self, x: torch.Tensor, above: int, below: int) -> Callable[[], Border]:
-        """Begin to exchange rows with the neighbours: so many of the one above, so many of the one below. What is
-        returned waits for them. Every rank gets those of all: one collective costs the host less than half of what
-        messages to neighbours do, and rows at borders are few."""
+        """Begin to exchange rows with the neighbours, so many of each; what is returned waits for them. Every rank gets
+        those of all, which are few: one collective costs the host less than half of what messages do."""
         x = x.movedim(1, -1)  # as they lie in memory behind a norm of channels_last.py
         # The neighbour above wants the first rows, the one below the last.
         own = torch.cat((x.narrow(-3, 0, below), x.narrow(-3, x.shape[-3] - above, above)), -3).contiguous()
         of_all, arrived = self.exchange(own)
-        rows = of_all.movedim(-1, 2)
+        rows, has_next = of_all.movedim(-1, 2), self.rank + 1 < len(self.shares)
 
         def wait() -> Border:
             arrived()
             return (
-                None if self.first or not above else rows[self.rank - 1].narrow(-2, below, above),
-                None if self.last or not below else rows[self.rank + 1].narrow(-2, 0, below),
+                rows[self.rank - 1].narrow(-2, below, above) if self.rank and above else None,
+                rows[self.rank + 1].narrow(-2, 0, below) if has_next and below else None,
             )
 
         return wait
@@ -84,22 +72,19 @@ class Rows:
 
     def gather(self, x: torch.Tensor, to: int | None = None) -> torch.Tensor | None:
         """All rows, on every rank or on one; None on the others."""
-        shares, x = self.shares_of(x.shape[-2]), x.contiguous()
-        ranks = range(len(shares))
-        parts = [x if rank == self.rank else None for rank in ranks]
-        operations = []
-        for rank in ranks:
-            if rank == self.rank:
-                continue
-            if to in (None, rank):
-                operations.append(dist.P2POp(dist.isend, x, rank, self.group))
-            if to in (None, self.rank):
-                part = parts[rank] = x.new_empty([*x.shape[:-2], shares[rank], x.shape[-1]])
-                operations.append(dist.P2POp(dist.irecv, part, rank, self.group))
+        own, here = x.contiguous(), to in (None, self.rank)
+        parts, operations = list[torch.Tensor](), list[dist.P2POp]()
+        for rank, rows in enumerate(self.shares_of(x.shape[-2])):
+            other = rank != self.rank
+            if other and to in (None, rank):
+                operations.append(dist.P2POp(dist.isend, own, rank, self.group))
+            if here:
+                parts.append(own.new_empty([*own.shape[:-2], rows, own.shape[-1]]) if other else own)
+                operations += [dist.P2POp(dist.irecv, parts[-1], rank, self.group)] if other else []
         self.vote()
         for work in dist.batch_isend_irecv(operations) if operations else []:
             work.wait()
-        return torch.cat([part for part in parts if part is not None], -2) if to in (None, self.rank) else None
+        return torch.cat(parts, -2) if here else None
 
     def add(self, numbers: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks."""
@@ -111,8 +96,7 @@ class Rows:
 
 
 def share_out(rows: int, of: int, shares: Sequence[int]) -> list[int]:
-    """Shares of a tensor that has `rows` rows where the one that was cut so has `of`; ValueError if they are no whole
-    numbers."""
+    """Shares of a tensor that has `rows` rows where the one that was cut so has `of`; ValueError: no whole numbers."""
     if any(share * rows % of for share in shares):
         raise ValueError(f"{rows} rows for {of} cannot be shared out as {list(shares)}")
     return [share * rows // of for share in shares]

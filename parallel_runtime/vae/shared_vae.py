@@ -1,4 +1,4 @@
-"""A VAE of ComfyUI's that several ranks run together, or the first of them alone."""
+"""A VAE of ComfyUI's that several ranks run together, by rows or by its own tiles, or the first of them alone."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from ..replaced import replaced
 from .families import Half, find_half
 from .row_functions import RowFunctions
 from .rows import Rows
-from .tiles import cut, find_tiled, shared_tiles
 
-LEAST = 2
-"""Rows of a latent that a rank has at least: a picture that is mirrored at its border needs two."""
+LEAST = 2  # rows of a latent that a rank has at least: a picture that is mirrored at its border needs two
 CHUNK = 128 << 20
 """Bytes that ComfyUI computes at once on a large GPU. On every rank alike, whatever it has: it decides what is sent."""
-Run = Callable[[torch.Tensor], torch.Tensor]
-"""A rank's part of a half: its rows -> its rows of what is made."""
+_TILED = {
+    ("comfy.ldm.minimax.vae:MiniMaxH3VideoVAE", "decoder"): ("tiled_decode", "_decode_pixels"),
+    ("comfy.ldm.minimax.vae:MiniMaxH3VideoVAE", "encoder"): ("tiled_encode", "_encode_moments"),
+}
+"""Of VAEs that cut a picture into tiles by themselves: the methods of a half that compute a picture or some frames, a
+tile after the other by rows of tiles, and that compute one."""
+Run = Callable[[torch.Tensor], torch.Tensor]  # a rank's part of a half: its rows -> its rows of what is made
 
 
 def shared_ranks(vae: nn.Module, name: str, shape: Sequence[int], unit: int, ranks: int) -> int:
-    """How many ranks run one half of a VAE, "encoder" or "decoder", together on what has this shape, of which `unit`
-    rows are one of the latent: all or one."""
+    """How many ranks, all or one, run an "encoder" or "decoder" on this shape; `unit` rows are one of the latent."""
     if find_tiled(vae, name):
         return ranks if len(cut(vae, name, torch.empty(shape, device="meta"))) > 1 else 1
     rows = shape[-2]
@@ -131,4 +133,52 @@ def _shared(part: nn.Module, half: Half, rows: Rows) -> Iterator[None]:
         for owner, name in itertools.product((code, *part.modules()), half.limits):
             if name in vars(owner):
                 stack.enter_context(replaced(owner, name, math.inf))
+        yield
+
+
+def find_tiled(vae: nn.Module, name: str) -> tuple[str, str] | None:
+    """The methods of a VAE's `encoder` or `decoder` that know tiles; None of one that does not cut pictures."""
+    methods = _TILED.get((f"{type(vae).__module__}:{type(vae).__name__}", name))
+    return methods if methods and all(hasattr(vae, method) for method in methods) else None
+
+
+def cut(vae: Any, name: str, x: torch.Tensor) -> list[torch.Tensor]:
+    """The tiles of (B, C, T, rows, columns), in the order in which the VAE computes them: views of one shape."""
+    ratio = vae.vae_ratio if name == "decoder" else 1
+
+    def ranges(length: int) -> list[slice]:
+        starts, lengths, _ = vae.split_tiles(length * ratio)
+        return [slice(start // ratio, (start + size) // ratio) for start, size in zip(starts, lengths, strict=True)]
+
+    return [x[..., rows, columns] for rows, columns in itertools.product(*map(ranges, x.shape[-2:]))]
+
+
+@contextlib.contextmanager
+def shared_tiles(
+    vae: Any, name: str, methods: tuple[str, str], place: Rows, now_and_then: Callable[[], None]
+) -> Iterator[None]:
+    """Inside, ranks compute as many tiles each, and get all; all call `now_and_then` at the same places."""
+    ranks = len(place.shares)
+    whole, compute = (getattr(vae, method) for method in methods)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        tiles = cut(vae, name, x)
+        own = []
+        for turn in range(0, len(tiles), ranks):
+            own.append(compute(tiles[min(turn + place.rank, len(tiles) - 1)]))  # the last again: ranks have as many
+            now_and_then()
+        of_all, arrived = place.exchange(torch.stack(own))
+        arrived()
+        numbers = itertools.count()
+
+        def computed(tile: torch.Tensor) -> torch.Tensor:
+            number = next(numbers)
+            if tile.shape != tiles[number].shape or tile.storage_offset() != tiles[number].storage_offset():
+                raise NotImplementedError(f"{type(vae).__name__} cuts tiles in another order")
+            return of_all[number % ranks, number // ranks]
+
+        with replaced(vae, methods[1], computed):
+            return whole(x)
+
+    with replaced(vae, methods[0], run):
         yield

@@ -21,6 +21,8 @@ from ..requests.requests import VaeFile
 from ..said import said
 from .shared_vae import Run
 
+Kind = tuple[str, tuple[int, ...]]  # a half, and the shape that it was given
+
 
 class VaeReader(Reader):
     """Has ComfyUI load a VAE of a file with this stamp; see `Reader`. `unit`, once it was opened, is how many rows of a
@@ -33,7 +35,6 @@ class VaeReader(Reader):
         self._device = device
 
     def begin(self, on_bytes: OnBytes) -> tuple[nn.Module, Find]:
-        """Have ComfyUI load the VAE."""
         on_bytes(0, self._file.size)
         vae = load_vae(self._file, self._device)
         ratio = vae.downscale_ratio
@@ -52,13 +53,9 @@ class RecordedPart(RecordedForward):
         self._run: Run
 
     def record_or_run(self, mesh: Mesh, run: Run, own: torch.Tensor, **kind: int) -> torch.Tensor:
-        """Run it, or what was recorded; `kind` is what `run` depends on beside these rows, on any rank. Collective over
-        the mesh's sequence group."""
-        self._run = run
-        try:
+        """Run it, or its recording; `kind`: on what else `run` depends, on any rank. Collective over the sequence."""
+        with replaced(self, "_run", run):  # and not for longer: it holds the request
             made: torch.Tensor = self(mesh, (own,), kind)
-        finally:
-            del self._run  # it holds the request
         return made
 
 
@@ -67,13 +64,10 @@ class VaeWeights(LoadedWeights):
 
     def __init__(self, file: VaeFile, stamp: Identity, device: torch.device):
         self._vae = VaeReader(file, stamp, device)
-        self.tried: set[tuple[str, tuple[int, ...]]] = set()
-        """Halves and shapes that ran since the weights are here: their memory was there."""
         self.recorded = RecordedPart()
-        self.replayed: set[tuple[str, tuple[int, ...]]] = set()
-        """Those that were recorded, and hold their memory."""
-        self.unrecorded: set[tuple[str, tuple[int, ...]]] = set()
-        """Those whose recording failed."""
+        self.tried = set[Kind]()  # those that ran since the weights are here: their memory was there
+        self.replayed = set[Kind]()  # those that were recorded, and hold their memory
+        self.unrecorded = set[Kind]()  # those whose recording failed
         super().__init__(self._vae, device)
 
     @property
@@ -106,10 +100,8 @@ def load_vae(file: VaeFile, device: torch.device) -> Any:
     chosen = replaced(comfy.model_management, "vae_dtype", lambda *args, **kwargs: getattr(torch, file.dtype))
     with comfyuis_reason(said("ComfyUI cannot load the VAE of {path}", path=file.path)), chosen:
         if file.checkpoint:
-            options = {"load_device": device}
-            vae = comfy.sd.load_checkpoint_guess_config(
-                file.path, output_clip=False, output_model=False, model_options=options
-            )[2]
+            options = {"output_clip": False, "output_model": False, "model_options": {"load_device": device}}
+            vae = comfy.sd.load_checkpoint_guess_config(file.path, **options)[2]
         else:
             weights, metadata = comfy.utils.load_torch_file(file.path, return_metadata=True)
             if file.metadata is not None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from parallel_runtime.loading.left_in_file import LeftInFile, MappedFile
+from parallel_runtime.loading.comfyui_network import LeftInFile
+from parallel_runtime.loading.host_file import MappedFile
 from parallel_runtime.loading.reading import Place, read, split
 from parallel_runtime.requests.control import Cancelled
 
@@ -79,7 +80,7 @@ def test_weights_that_the_file_has_not_are_named(path):
 
 
 def test_a_cancel_is_heard_before_anything_is_read(path, monkeypatch):
-    monkeypatch.setattr("parallel_runtime.loading.left_in_file._TICK_SECONDS", -1.0)
+    monkeypatch.setattr("parallel_runtime.loading.comfyui_network._TICK_SECONDS", -1.0)
 
     def give_up() -> None:
         raise Cancelled

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parallel_runtime.gpu_memory.cuda_driver import register, unregister
-from parallel_runtime.streaming.board import LAUNCHED, Board
+from parallel_runtime.streaming.board import FINISHED, LAUNCHED, Board
 
 pytestmark = pytest.mark.gpu
 
@@ -25,9 +25,9 @@ def test_boards_that_follow_one_another_at_one_address_count_forwards():
     device = torch.device("cuda", torch.cuda.current_device())
     for number in range(1, 20):
         board = Board()
-        board[LAUNCHED] = number
+        board.words[LAUNCHED] = number
         board.count_finished(device)
         torch.cuda.synchronize(device)
-        assert board.idle
+        assert board.words[FINISHED] == number
         del board
         gc.collect()
