@@ -25,9 +25,8 @@ import torch.distributed as dist
 from parallel_runtime.attention.choice import resolve_kernel
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.ulysses import WireLayout, ulysses_attention
+from parallel_runtime.exchange.grown_memory import ExchangedHeads, HostMemory
 from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host
-from parallel_runtime.exchange.host_memory import HostMemory
-from parallel_runtime.mesh.groups import ExchangedHeads
 
 WAYS = ((1, 1), (2, 4), (4, 1), (4, 2), (4, 4), (8, 4))
 """Chunks of heads, and pieces of a chunk."""

@@ -28,8 +28,7 @@ import torch.distributed as dist
 
 from parallel_runtime.config import ATTENTION_BACKENDS, ParallelPlan
 from parallel_runtime.exchange.head_routes import HeadRoutes
-from parallel_runtime.mesh.groups import Groups
-from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.mesh.mesh import Groups, Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork, OwnCache
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network

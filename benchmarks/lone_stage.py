@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from parallel_runtime.mesh.links import Link, Links
-from parallel_runtime.mesh.mesh import Mesh
+from parallel_runtime.mesh.mesh import Link, Links, Mesh
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer, parallelize
 from parallel_runtime.networks.diffusers.spec import ModelSpec
 from parallel_runtime.networks.stages import all_blocks, let_go

@@ -1,8 +1,5 @@
-"""What the pack relies on in ComfyUI's code, as data; and which of it the ComfyUI that is here does not keep.
-
-Asked once, at start: a newer ComfyUI that changed one is told in a sentence, before something fails for it elsewhere.
-docs/comfyui-contracts.md is the same list, made by `python -m docs.list_contracts`.
-"""
+"""What the pack relies on in ComfyUI's code, as data (docs/comfyui-contracts.md, made by `python -m
+docs.list_contracts`); and which of it the ComfyUI that is here does not keep: asked once, at start."""
 
 from __future__ import annotations
 
@@ -22,19 +19,12 @@ OLDEST_RUN, NEWEST_RUN, NEWEST_READ = "0.8.0", "0.33.0", "0.38.1"
 
 @dataclass(frozen=True)
 class Contract:
-    """A function or class of ComfyUI's.
+    """A function or class of ComfyUI's."""
 
-    Args:
-        place: "module:name".
-        arguments: of a function, those that the pack gives, or that its override of a method takes.
-        overridden: the pack has a method in its place, which ComfyUI calls; else the pack calls it.
-        newer: ComfyUI 0.8.0 has not it, and the pack does without where it is missing.
-    """
-
-    place: str
-    arguments: tuple[str, ...] = ()
-    overridden: bool = False
-    newer: bool = False
+    place: str  # "module:name"
+    arguments: tuple[str, ...] = ()  # those that the pack gives, or that its override of a method takes
+    overridden: bool = False  # the pack has a method in its place, which ComfyUI calls; else the pack calls it
+    newer: bool = False  # ComfyUI 0.8.0 has not it, and the pack does without where it is missing
 
 
 def _used(place: str, newer: Iterable[str] = (), overridden: bool = False, **functions: str) -> Iterator[Contract]:

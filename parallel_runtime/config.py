@@ -44,46 +44,30 @@ _FOUND = ("resident", "held")
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """What the artist asks for; None in a degree means `auto`.
+    """What the artist asks for; None in a degree means `auto`. ConfigurationError: a value that cannot hold."""
 
-    Args:
-        devices: `auto` (every GPU that ComfyUI may see, else one CPU rank), a list such as `0,1`, or `cpu:N`.
-        data, cfg, pipe, ring, ulysses: degree of that mesh axis, or None for auto. A pipe above 1 is PipeFusion, which
-            changes the picture slightly.
-        may_change_pixels: with pipe on auto, PipeFusion may be taken. Without, stages that memory asks for compute the
-            whole picture in turn, which is exact.
-        patches: parts that PipeFusion cuts the latent into; None takes as many as there are stages.
-        warmup_steps: exact steps at the start of PipeFusion, which then works with the K and V of the step before.
-        attention: one of ATTENTION_BACKENDS.
-        compile: one of COMPILE_MODES, or ALWAYS_COMPILE; regional torch.compile of the repeated blocks. `auto` compiles
-            on GPUs and not on a CPU. Graphs and prompts of earlier versions hold a bool, taken for on and off.
-        weights: one of WEIGHTS. Every GPU has all of them; each keeps its share of every block, and gets the others'
-            just before the block runs; or blocks come from memory of the host, of which each rank fills its share.
-        resident: blocks that stay whole on each GPU where weights stream; `choose_weights` finds it, whatever it is.
-        held: of each rank, how many of the other blocks it keeps, where one has more memory than another; likewise.
-        hosts: machines that the pool spans; each brings as many devices (docs/several-hosts.md).
-        version: schema of this configuration; a newer one than ours is refused.
-
-    Raises:
-        ConfigurationError: a value that cannot hold, with the value and what is valid.
-    """
-
-    devices: str = "auto"
+    devices: str = "auto"  # every GPU that ComfyUI may see, else one CPU rank; or a list such as `0,1`, or `cpu:N`
     data: int | None = None
     cfg: int | None = None
-    pipe: int | None = None
+    pipe: int | None = None  # above 1 PipeFusion, which changes the picture slightly
     ring: int | None = None
     ulysses: int | None = None
-    patches: int | None = None
-    warmup_steps: int = 1
-    attention: str = "auto"
+    patches: int | None = None  # parts that PipeFusion cuts the latent into; None takes as many as there are stages
+    warmup_steps: int = 1  # exact ones at the start of PipeFusion, which then works with the K and V of the step before
+    attention: str = "auto"  # one of ATTENTION_BACKENDS
+    # Regional torch.compile of the repeated blocks: one of COMPILE_MODES, or ALWAYS_COMPILE. `auto` compiles on GPUs,
+    # and not on a CPU. Graphs and prompts of earlier versions hold a bool, taken for on and off.
     compile: str = "auto"
-    hosts: int = 1
+    hosts: int = 1  # machines that the pool spans; each brings as many devices (docs/several-hosts.md)
+    # With pipe on auto, PipeFusion may be taken. Without, stages that memory asks for compute the whole picture in
+    # turn, which is exact.
     may_change_pixels: bool = False
+    # One of WEIGHTS. Every GPU has all of them; each keeps its share of every block, and gets the others' just before
+    # the block runs; or blocks come from memory of the host, of which each rank fills its share.
     weights: str = "auto"
-    resident: int = 0
-    held: tuple[int, ...] = ()
-    version: int = CONFIG_VERSION
+    resident: int = 0  # blocks that stay whole on each GPU where weights stream; `choose_weights` finds it, as `held`
+    held: tuple[int, ...] = ()  # of each rank, how many of the other blocks it keeps, where one has more memory
+    version: int = CONFIG_VERSION  # of the schema; a newer one than ours is refused
 
     def __post_init__(self) -> None:
         if not isinstance(self.version, int) or self.version > CONFIG_VERSION:

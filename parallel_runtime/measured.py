@@ -1,8 +1,5 @@
-"""What was measured on this machine, kept between processes: a small JSON file for each thing that was measured.
-
-A file each, because ranks write at the same time: of one file for all, the last one would lose what the others wrote.
-Free of torch, for the doctor.
-"""
+"""What was measured on this machine, kept between processes: a small JSON file for each thing, as ranks write at the
+same time. Free of torch, for the doctor."""
 
 from __future__ import annotations
 

@@ -45,14 +45,9 @@ def device_kind(device: torch.device) -> str:
 def require(
     wanted: int, device: torch.device, rank: int, what: str, ways: Sequence[str], back: int, reserve: int = _RESERVE
 ) -> None:
-    """Refuse by an OutOfMemoryError, before anything is allocated, where fewer bytes than `wanted` are free.
-
-    Args:
-        what: for the message, such as "FLUX.1 in float32".
-        ways: what would fit, as sentences, the best first; the artist reads two.
-        back: bytes that are taken now and will be given back before.
-        reserve: bytes that must stay free on a GPU.
-    """
+    """Refuse by an OutOfMemoryError, before anything is allocated, where fewer bytes than `wanted` are free, with those
+    that will be given `back` before, and a `reserve` on a GPU. `what` is said in the message, such as "FLUX.1 in
+    float32", and of `ways`, sentences of what would fit, the best two."""
     free = free_bytes(device) + back
     if wanted + (reserve if device.type == "cuda" else 0) <= free:
         return

@@ -11,13 +11,9 @@ _PLACE = re.compile(r"\{(\w+)\}")
 
 
 class Said(str):
-    """An English text; wherever a `str` will do, it is one.
-
-    Args:
-        template: the sentence with {name} for each value, by which other languages find it; what stands between the
-            values where those are in order.
-        values: by name, or in order: what is `Said` is said in the other language too, a `str` stays as it is.
-    """
+    """An English text; wherever a `str` will do, it is one. `template` is the sentence with {name} for each value, by
+    which other languages find it, or what stands between values that are in order; of the values, what is `Said` is
+    said in the other language too."""
 
     __slots__ = ("template", "values")
     template: str

@@ -25,8 +25,8 @@ from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.exchange import head_routes
+from parallel_runtime.exchange.grown_memory import HostMemory
 from parallel_runtime.exchange.host_lanes import Slots
-from parallel_runtime.exchange.host_memory import HostMemory
 from parallel_runtime.networks import sequence_attention, shares
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer
 from parallel_runtime.requests.requests import Step

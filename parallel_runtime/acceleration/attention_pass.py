@@ -48,16 +48,15 @@ def _take_norms(graph: fx.Graph, attention: Any) -> None:
     if any(each is None or each.target is not operator.getitem for each in made):
         return
     rotated = made[0].args[0]
-    if rotated.target is not torch.ops.parallel_dit.norm_rotate.default:
-        return
-    if [each.args for each in made] != [(rotated, 0), (rotated, 1)]:
+    norms = rotated.target is torch.ops.parallel_dit.norm_rotate.default
+    if not norms or [each.args for each in made] != [(rotated, 0), (rotated, 1)]:
         return
     queries, keys, query_weights, key_weights, eps, cos, sin = rotated.args
     with graph.inserting_before(attention):
-        tokens = _tokens_first(value)
-        parts = joined_parts(tokens if tokens is not None else value, 2 if tokens is None else 1)
-        values = parts
-        if tokens is None:
+        if (tokens := _tokens_first(value)) is not None:
+            values = joined_parts(tokens, 1)
+        else:
+            parts = joined_parts(value, 2)
             values = [_tokens_first(part) or graph.call_method("transpose", (part, 1, 2)) for part in parts]
         if len(values) != len(queries):
             return

@@ -1,7 +1,5 @@
-"""Forwards of modules that another code calls one by one, compiled: one graph for all modules of a class.
-
-A class whose forward cannot be compiled runs as it is from then on, and the log says why.
-"""
+"""Forwards of modules that another code calls one by one, compiled: one graph for all modules of a class. One that
+cannot be compiled runs as it is from then on, and the log says why."""
 
 from __future__ import annotations
 
@@ -27,14 +25,10 @@ Varying = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[tuple[Any, int]]
 
 
 class CompiledMethods:
-    """Compiles forwards where they are called.
-
-    Args:
-        plain: weights are tensors as they are: passes apply, and the numbers of rows and tokens are left open, so
-            that another size needs no new graph, and another batch none but for the step from one row to several.
-            Quantised weights are tensors with tensors in them, which torch.compile does not combine with open sizes.
-        numbers: arguments that hold token indices, and behind a dot attributes of objects that do.
-    """
+    """Compiles forwards where they are called. Where weights are tensors as they are (`plain`), passes apply, and the
+    numbers of rows and tokens are left open, so that another size needs no new graph, and another batch none but for
+    the step from one row to several: torch.compile does not combine open sizes with quantised weights, which are
+    tensors with tensors in them. `numbers`: see `settings`."""
 
     def __init__(self, plain: bool, backend: str = "inductor", numbers: Sequence[str] = ()):
         self._plain = plain
@@ -108,8 +102,7 @@ def _in_order() -> dict[str, Any]:
 def _alone(value: Any) -> Any:
     """An argument whose tensors are no views to torch: of a view, a graph would depend on what it is a view of. Nor are
     they transposed, as the first block's tokens are where a convolution made them (Wan), nor somewhere in a memory, as
-    those of a second rank are: either would need its own graph.
-    """
+    those of a second rank are: either would need its own graph."""
     if isinstance(value, torch.Tensor):
         if value.ndim > 2 and value.stride(-1) != 1:
             value = value.contiguous()

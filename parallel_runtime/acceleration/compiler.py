@@ -1,5 +1,4 @@
-"""PyTorch's compiler: what it is told when it compiles the repeated blocks of a network, one graph for all of a kind,
-and what a rank hears of it.
+"""What PyTorch's compiler is told of a network's repeated blocks, one graph for all of a kind, and what it tells.
 
 A graph must not depend on what was compiled before it, or by coincidence on sizes that are equal: the next process
 finds it on disk only if it asks for the same. So the numbers of rows and tokens are left open from the start, and
@@ -17,7 +16,7 @@ import gc
 import importlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -32,6 +31,9 @@ _OF_A_CALL = 8
 """As many as one request may need, at most: its branches, one row or more, its uneven shares."""
 _MODULES = ("sympy", "torch._dynamo", "torch._functorch.aot_autograd", "torch._inductor.compile_fx")
 """In the order in which they import each other, so that each is a part of the whole."""
+
+_EARLIER = {"recompile_limit": "cache_size_limit"}
+"""Names of torch 2.6."""
 
 
 def with_own_code(function: Any) -> Any:
@@ -60,11 +62,29 @@ def settings(options: Mapping[str, Any], numbers: Iterable[str] = ()) -> list[Se
     """What torch.compile is told around whatever may compile, as far as this torch knows it: options of its backend, as
     those of a block come too late for a pass as early as ours in torch 2.6; and `numbers`, arguments that hold token
     indices, and behind a dot attributes of objects that do: graphs leave them open, as they leave sizes."""
-    known: dict[str, Setting] = {"a limit of graphs": _graph_limits, "open sizes": _unequal_sizes}
-    known["passes"] = partial(_inductor_options, dict(options))
+    known: dict[str, tuple[str, dict[str, Any]]] = {
+        "a limit of graphs": ("torch._dynamo.config", {"recompile_limit": LIMIT, "automatic_dynamic_shapes": False}),
+        "open sizes": ("torch.fx.experimental._config", {"use_duck_shape": False}),  # those that are equal stay two
+        "passes": ("torch._inductor.config", dict(options)),
+    }
     if numbers:
-        known["open numbers"] = partial(_open_numbers, tuple(numbers))
-    return _usable(known)
+        known["open numbers"] = ("torch.compiler.config", {"dynamic_sources": _sources(numbers)})
+    usable: list[Setting] = []
+    for name, (module, changes) in known.items():
+        try:
+            config: Any = importlib.import_module(module)
+            here = {key if hasattr(config, key) else _EARLIER.get(key, key): value for key, value in changes.items()}
+            with config.patch(here):
+                usable.append(partial(config.patch, here))
+        except (ImportError, AttributeError) as error:
+            log.warning("Blocks are compiled without %s: %s: %s", name, type(error).__name__, error)
+    return usable
+
+
+def _sources(names: Iterable[str]) -> str:
+    """Token indices are any numbers: what is one, or the first two items of the tuples in a list."""
+    found = (rf"L\[.*\]\{name}" if name.startswith(".") else rf"L\['{name}'\]" for name in names)
+    return ",".join(rf"{each}(\[\d+\]\[[01]\])?$" for each in found)
 
 
 def our_passes() -> dict[str, Any]:
@@ -80,66 +100,16 @@ def our_passes() -> dict[str, Any]:
     return {"pre_grad_custom_pass": Passes()}
 
 
-def _usable(settings: Mapping[str, Setting]) -> list[Setting]:
-    """Those that this torch knows, by trying each."""
-    usable = []
-    for name, setting in settings.items():
-        try:
-            with setting():
-                usable.append(setting)
-        except (ImportError, AttributeError) as error:
-            log.warning("Blocks are compiled without %s: %s: %s", name, type(error).__name__, error)
-    return usable
-
-
-def _graph_limits() -> contextlib.AbstractContextManager[Any]:
-    import torch._dynamo
-
-    dynamo = torch._dynamo.config
-    limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"  # torch 2.6
-    return dynamo.patch({limit: LIMIT, "automatic_dynamic_shapes": False})
-
-
-def _unequal_sizes() -> contextlib.AbstractContextManager[Any]:
-    """Sizes that happen to be equal stay two."""
-    import torch.fx.experimental._config as symbolic_shapes
-
-    return symbolic_shapes.patch(use_duck_shape=False)  # type: ignore[attr-defined]
-
-
-def _open_numbers(names: Sequence[str]) -> contextlib.AbstractContextManager[Any]:
-    """Token indices are any numbers: what is one, or the first two items of the tuples in a list."""
-    import torch.compiler.config
-
-    found = (rf"L\[.*\]\{name}" if name.startswith(".") else rf"L\['{name}'\]" for name in names)
-    sources = ",".join(rf"{each}(\[\d+\]\[[01]\])?$" for each in found)
-    return torch.compiler.config.patch(dynamic_sources=sources)  # type: ignore[attr-defined]
-
-
-def _inductor_options(options: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
-    import torch._inductor.config
-
-    return torch._inductor.config.patch(options)
-
-
 def imports() -> list[Callable[[], object]]:
-    """What compiling imports and reads before it begins, part by part; seconds in all."""
-    return [*(partial(importlib.import_module, name) for name in _MODULES), _read_sources]
-
-
-def _read_sources() -> None:
-    """The key of every graph on disk has a digest of PyTorch's sources, which is made once a process."""
-    from torch._inductor.codecache import torch_key
-
-    torch_key()
+    """What compiling imports and reads before it begins, part by part; seconds in all. The last is a digest of
+    PyTorch's sources, part of the key of every graph on disk, which is made once a process."""
+    parts = [partial(importlib.import_module, name) for name in _MODULES]
+    return [*parts, lambda: importlib.import_module("torch._inductor.codecache").torch_key()]
 
 
 def watch(begin: Callable[[], None], end: Callable[[], None]) -> None:
-    """Have `begin` called before each graph that this process compiles, and `end` after it.
-
-    Meanwhile no cycles are looked for: tracing makes objects by the million, all of them alive, and each search among
-    them takes a good part of a second.
-    """
+    """Have `begin` called before each graph that this process compiles, and `end` after it. Meanwhile no cycles are
+    looked for: each search among the million objects of tracing, all alive, takes a good part of a second."""
     since, collects = 0.0, False
 
     def begins(*_: object) -> None:

@@ -31,8 +31,9 @@ def joined_parts(x: Any, *dims: int) -> list[fx.Node]:
 
 def drop_unused(graph: fx.Graph) -> None:
     """Drop nodes that nothing reads, but for those that write into a tensor: older torch takes these for unused."""
-    graph.eliminate_dead_code(lambda node: node.is_impure() or _writes(node))
 
+    def is_needed(node: fx.Node) -> bool:
+        writes = node.target is operator.setitem or (node.op == "call_method" and str(node.target).endswith("_"))
+        return writes or node.is_impure()
 
-def _writes(node: fx.Node) -> bool:
-    return node.target is operator.setitem or (node.op == "call_method" and str(node.target).endswith("_"))
+    graph.eliminate_dead_code(is_needed)

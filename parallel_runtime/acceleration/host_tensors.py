@@ -1,11 +1,10 @@
 """What a forward sends from the host to the GPU and reads from it, none of which a CUDA graph can hold.
 
-Networks of others send tables of positions, frequencies and sizes at every call, and read a number here and there: how
-many tokens a mask leaves, whether it is one of whole frames. A rehearsal keeps all of it, the forward is run with other
-values and must send and read the same, and while it is recorded it must send the same once more, and gets what was
-kept. What was read is part of the recording as a comparison: a replay for which it was something else is no result
-(`held`), so what the host made of it, sent and decided, holds for every replay that is one. Nothing else that the host
-knows differs between two calls of one kind.
+Networks send tables of positions, frequencies and sizes at every call, and read a number here and there: how many
+tokens a mask leaves. A rehearsal keeps all of it, the forward is run with other values and must send and read the same,
+and while it is recorded it must send the same once more, and gets what was kept. What was read is part of the recording
+as a comparison: a replay for which it was something else is no result (`held`), so what the host made of it, sent and
+decided, holds for every replay that is one. Nothing else that the host knows differs between two calls of one kind.
 """
 
 from __future__ import annotations

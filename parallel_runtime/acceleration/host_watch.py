@@ -16,21 +16,14 @@ _RUNNING = threading.local()
 
 @dataclass(frozen=True)
 class Crossing:
-    """Something on its way.
+    """Something on its way. `make` gives what comes of it: a tensor of the GPU, or of what is read a number, a list, or
+    a tensor of the host."""
 
-    Args:
-        source: a tensor of the host that is sent, or of the GPU that is read.
-        what: all else that the result depends on.
-        make: what comes of it: a tensor of the GPU, or of what is read a number, a list, or a tensor of the host.
-        is_read: it is read.
-        only_read: nobody writes into the result.
-    """
-
-    source: torch.Tensor
-    what: tuple[Any, ...]
+    source: torch.Tensor  # of the host that is sent, or of the GPU that is read
+    what: tuple[Any, ...]  # all else that the result depends on
     make: Callable[[], Any]
     is_read: bool = False
-    only_read: bool = False
+    only_read: bool = False  # nobody writes into the result
 
 
 Cross = Callable[[Crossing], Any]
@@ -171,14 +164,12 @@ def watching(watch: TorchFunctionMode) -> Iterator[None]:
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
     """Inside nobody looks on: torch's compiler would make other graphs where somebody does."""
-    watch = getattr(_RUNNING, "watch", None)
-    if watch is None:
-        yield
-        return
-    _RUNNING.watch = None
-    watch.__exit__(None, None, None)
+    watch, _RUNNING.watch = getattr(_RUNNING, "watch", None), None
+    if watch is not None:
+        watch.__exit__(None, None, None)
     try:
         yield
     finally:
-        watch.__enter__()
+        if watch is not None:
+            watch.__enter__()
         _RUNNING.watch = watch

@@ -1,8 +1,5 @@
-"""Recordings of whole forwards: what a forward launches is recorded once and replayed as one launch.
-
-On several GPUs a step is so short that Python cannot launch its kernels fast enough. A forward is recorded once per
-kind of call: shapes, dtypes, other arguments and mesh. One that is long has its launches hidden, and is not recorded.
-"""
+"""Recordings of whole forwards, replayed as one launch: on several GPUs a step is so short that Python cannot launch
+its kernels fast enough. One is made per kind of call: shapes, dtypes, other arguments and mesh."""
 
 from __future__ import annotations
 
@@ -101,18 +98,15 @@ class RecordedForward:
         forward: must read nothing beside its arguments that changes from call to call.
         made_outside: what the forward just read and did not make, beside arguments and weights: a recording keeps it.
         record: how to record: `CudaGraphs.record` unless a test says otherwise.
-        probe: of a forward that may read values where the host sees them, which a recording would repeat forever: makes
-            other values of a call's tensors, for which a recording must give what the forward gives. What such a
-            forward sends from the host at each call, and reads from the GPU, is part of it (host_tensors.py).
+        probe: of a forward that may read values where the host sees them: makes other values of a call's tensors, for
+            which a recording must give what the forward gives (host_tensors.py).
     """
 
     def __init__(
-        self,
-        forward: Callable[..., Any],
-        made_outside: Callable[[], Any] = lambda: None,
+        self, forward: Callable[..., Any], made_outside: Callable[[], Any] = lambda: None,
         record: Callable[[Call, list[torch.Tensor], Callable[[], Any]], Replay] | None = None,
         probe: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None,
-    ):
+    ):  # fmt: skip
         self._forward, self._made_outside, self._probe = forward, made_outside, probe
         self._graphs = CudaGraphs()
         self._record = record or self._graphs.record
@@ -162,12 +156,8 @@ class RecordedForward:
         return self._over.setdefault(mesh.sequence_ranks, _Recordings())
 
     def __call__(self, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool = False) -> Any:
-        """Run the forward on `mesh`. Collective over its sequence group.
-
-        Args:
-            compiled: how the forward runs this kind of call; alike on all ranks. One that ran as it is, and runs
-                compiled from now on, is a new kind, and its old recording goes. Other kinds keep theirs.
-        """
+        """Run the forward on `mesh`. Collective over its sequence group; alike on all ranks is whether the forward runs
+        this kind of call `compiled`: from then on it is a new kind, and its old recording goes."""
         leaves, structure = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         plain = partial(self._forward, *args, **kwargs)

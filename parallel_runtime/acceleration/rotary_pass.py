@@ -1,9 +1,5 @@
-"""The pass over a traced block's rotary embedding: one operator for queries and keys, with the norms before it.
-
-Norms over heads and the rotation behind them become the kernel of rotary.py, which reads queries and keys once; what it
-gives lies token by token, as attention gives it back. diffusers' blocks rotate by our operator (rebind.py),
-ComfyUI's by those of comfy-kitchen.
-"""
+"""The pass over a traced block's rotary embedding: it becomes the operator of rotary.py, with the norms before it,
+which reads queries and keys once. diffusers' blocks rotate by ours (rebind.py), ComfyUI's by those of comfy-kitchen."""
 
 from __future__ import annotations
 
@@ -53,16 +49,14 @@ def rewrite_rotations(graph: fx.Graph) -> None:
 def _of_our_operator(graph: fx.Graph) -> None:
     """Make one operator of the rotations of queries and keys, with the norms before them."""
     rotations = [node for node in graph.nodes if node.target is torch.ops.parallel_dit.rotate.default]
-    normed = [(node, _normed_parts(node.args[0], dim=1)) for node in rotations]
-    if len(normed) != 2 or rotations[0].args[1:] != rotations[1].args[1:]:
+    if len(rotations) != 2 or rotations[0].args[1:] != rotations[1].args[1:]:
         return
-    (query, queries), (key, keys) = normed
-    epsilons = {eps for _, _, eps in [*queries, *keys]}
-    if not queries or len(queries) != len(keys) or len(epsilons) != 1:
+    query, key = rotations
+    normed = _norms_before(query.args[0], key.args[0], dim=1)
+    if normed is None:
         return
     with graph.inserting_before(key):
-        given, weights = ([[each[place] for each in parts] for parts in (queries, keys)] for place in range(2))
-        outputs = _norm_and_rotate(graph, given, weights, epsilons.pop(), query.args[1:])
+        outputs = _norm_and_rotate(graph, *normed, query.args[1:])
     # Between the two rotations nothing may read the first, or it would come before what it reads.
     if all(user > outputs[0] for user in query.users):
         replace(query, outputs[0])
@@ -72,11 +66,11 @@ def _of_our_operator(graph: fx.Graph) -> None:
 def _of_comfyuis_operators(graph: fx.Graph) -> None:
     """Make one operator of norms and rotation of queries and keys."""
     called: list[Any] = [node for node in graph.nodes if node.op == "call_function"]
-    for node in called:
+    for node in [each for each in called if all(user.target is operator.getitem for user in each.users)]:
         turned = []
-        if str(node.target) in _NORM_AND_ROTATION and all(user.target is operator.getitem for user in node.users):
+        if str(node.target) in _NORM_AND_ROTATION:
             turned = _as_ours(graph, node)
-        elif str(node.target) in _ROTATION and all(user.target is operator.getitem for user in node.users):
+        elif str(node.target) in _ROTATION:
             turned = _rotate(graph, node, *node.args)
         for user in list(node.users) if turned else ():
             replace(user, turned[user.args[1]])
@@ -95,15 +89,13 @@ def _rotate(graph: fx.Graph, before: fx.Node, query: Any, key: Any, matrices: An
         return []
     if value_of(query).shape[3] != 2 * value_of(matrices).shape[3]:
         return []
-    normed = [_normed_parts(each, dim=2) for each in (query, key)]
-    epsilons = {eps for parts in normed for _, _, eps in parts}
-    if not normed[0] or len(normed[0]) != len(normed[1]) or len(epsilons) != 1:
+    normed = _norms_before(query, key, dim=2)
+    if normed is None:
         return []
     with graph.inserting_before(before):
         angles = [_angles(graph, matrices, row) for row in range(2)]
-        given = [[graph.call_method("transpose", (_as_made(x), 1, 2)) for x, _, _ in parts] for parts in normed]
-        weights = [[weight for _, weight, _ in parts] for parts in normed]
-        outputs = _norm_and_rotate(graph, given, weights, epsilons.pop(), angles)
+        given = [[graph.call_method("transpose", (_as_made(x), 1, 2)) for x in parts] for parts in normed[0]]
+        outputs = _norm_and_rotate(graph, given, *normed[1:], angles)
         return [graph.call_method("transpose", (output, 1, 2)) for output in outputs]
 
 
@@ -145,11 +137,16 @@ def _angles(graph: fx.Graph, matrices: fx.Node, row: int, heads: int = 1) -> fx.
     return graph.call_function(operator.getitem, (matrices, (every, *place, every, row, 0)))
 
 
-def _normed_parts(x: Any, dim: int) -> list[tuple[fx.Node, fx.Node, float]]:
-    """Input, weight and eps of the norms whose outputs, joined along `dim`, are x; [] where it is not so."""
-    parts = joined_parts(x, dim)
-    norms = [norm for norm in map(_norm, parts) if norm is not None]
-    return norms if len(norms) == len(parts) else []
+def _norms_before(query: Any, key: Any, dim: int) -> tuple[list[list[Any]], list[list[Any]], float] | None:
+    """Inputs and weights of the norms whose outputs, joined along `dim`, are queries and keys, of as many parts, and
+    the one epsilon of all; None where it is not so."""
+    queries, keys = ([_norm(part) for part in joined_parts(each, dim)] for each in (query, key))
+    found = [norm for norm in (*queries, *keys) if norm is not None]
+    if not queries or len(queries) != len(keys) or len(found) != 2 * len(keys) or len({eps for *_, eps in found}) != 1:
+        return None
+    inputs, weights, epsilons = zip(*found, strict=True)
+    half = len(queries)
+    return [[*inputs[:half]], [*inputs[half:]]], [[*weights[:half]], [*weights[half:]]], epsilons[0]
 
 
 def _norm(node: Any) -> tuple[fx.Node, fx.Node, float] | None:

@@ -13,11 +13,10 @@ import torch.nn.functional as F
 
 from ..attention.choice import resolve_kernel
 from ..attention.kernels import KERNELS
+from ..exchange.grown_memory import ExchangedHeads, HostMemory
 from ..exchange.head_routes import may_go_through_host
 from ..exchange.host_exchange import attend_through_host
-from ..exchange.host_memory import HostMemory
 from ..gpu_memory.cuda_driver import pinned
-from ..mesh.groups import ExchangedHeads
 from ..mesh.speeds import gather_from_ranks
 from ..requests.facts import HOST_MEMORY, NVLINK, LinkFacts, MachineFacts
 

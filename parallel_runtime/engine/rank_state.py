@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from ..config import ParallelPlan
 from ..exchange.head_routes import HeadRoutes
-from ..mesh.groups import Groups
-from ..mesh.mesh import Layout, Mesh, build_mesh, lay_out_plan, mesh_groups, single_rank_mesh
+from ..mesh.mesh import Groups, Layout, Mesh, build_mesh, lay_out_plan, mesh_groups, single_rank_mesh
 from ..mesh.speeds import devices_unlike, measure_speeds
 from ..networks.network import Network
 from ..patching.patch_data import PatchStore

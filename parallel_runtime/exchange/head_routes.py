@@ -9,12 +9,10 @@ import torch
 import torch.distributed as dist
 
 from ..mesh.agreement import all_agree
-from ..mesh.groups import ExchangedHeads
 from ..mesh.mesh import Mesh
 from ..switches import is_on
+from .grown_memory import ExchangedHeads, HostMemory, PeerBuffers, PeerMemory
 from .host_exchange import HostBuffers
-from .host_memory import HostMemory
-from .peer_memory import PeerBuffers, PeerMemory
 
 
 class HeadRoutes:

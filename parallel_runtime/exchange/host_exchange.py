@@ -1,10 +1,9 @@
 """Ulysses through the host's memory, heads in chunks: while a GPU attends with one chunk, the next one travels.
 
 For GPUs of one host that do not reach each other's memory. The exchange is that of attention/ulysses.py, in another
-order: query, key and value of all chunks go out first, then attended values, chunk by chunk, as they are computed. A
-GPU's copy engines do the copies, one in each direction, and its multiprocessors are left to attention. What is not
-hidden is the first chunk's way in and the last one's back, or what a slow link takes longer than attention. A chunk
-goes in pieces, so that it comes in on one GPU while the rest of it still goes out of the other.
+order: query, key and value of all chunks go out first, then attended values, chunk by chunk, as they are computed.
+Copy engines do the copies, one in each direction. What is not hidden is the first chunk's way in and the last one's
+back. A chunk goes in pieces, so that it comes in on one GPU while the rest of it still goes out of the other.
 """
 
 from __future__ import annotations
@@ -73,7 +72,8 @@ class _Way:
             self._pack(chunk)
         for message in range(2 * count * pieces):
             while sent < min(len(self._loads) * pieces, message + SLOTS):
-                self._send(sent)
+                parts, ready = self._loads[sent // pieces]
+                self._exchange.send(sent, self._piece(parts, sent % pieces), ready)
                 sent += 1
             load, piece = divmod(message, pieces)
             self._exchange.receive(message, self._piece(self._coming(load), piece))
@@ -97,11 +97,6 @@ class _Way:
         parts = {to: self._of_rank(attended, to) for to in self._exchange.others}
         self._loads.append((parts, self._exchange.mark()))
         self._returned[chunk][self._rank].copy_(self._of_rank(attended, self._rank))
-
-    def _send(self, message: int) -> None:
-        load, piece = divmod(message, self._pieces)
-        parts, ready = self._loads[load]
-        self._exchange.send(message, self._piece(parts, piece), ready)
 
     def _coming(self, load: int) -> dict[int, Tensor]:
         """Where the others' parts of a load belong."""

@@ -1,13 +1,10 @@
 """Ulysses over peer memory: on GPUs of one host that can write to each other's memory, the exchange is those writes.
 
-One kernel writes each head of query, key and value to the rank that attends with it, in the place where attention reads
-it; a second one writes the attended values back to where they belong. NCCL would copy into send buffers, through its
-channels and out again (docs/performance.md).
-
-Blocks give it more to do where they can (acceleration/attention_pass.py): norm and rotary embedding, in the kernel that
-writes heads; and the feed-forward layer beside attention (FLUX.1's single blocks), which is computed while heads are on
-their way, and its share of the output projection while attended values are. What travels beside a matrix product is
-moved by the GPU's copy engines: the product wants every multiprocessor, and waits for one that a kernel has taken.
+One kernel writes each head of query, key and value where the rank that attends with it reads it; a second one writes
+the attended values back. Blocks give it more to do where they can (acceleration/attention_pass.py): norm and rotary
+embedding, in the kernel that writes heads; and the feed-forward layer beside attention (FLUX.1's single blocks), which
+is computed while heads are on their way, and its share of the output projection while attended values are. What travels
+beside a matrix product is moved by the GPU's copy engines: the product wants every multiprocessor.
 
 The two barriers of an attention also keep the buffers apart from call to call: a rank writes to a peer's `landing`
 only after the peer came to the second barrier, so after its attention has read the call before; and to its `returned`
@@ -26,7 +23,7 @@ from torch import Tensor
 
 from ..attention.kernels import Attend
 from ..attention.rotary import Tensors, apply_norms
-from .peer_memory import PeerBuffers
+from .grown_memory import PeerBuffers
 
 _WORD = torch.int64
 """Rows are moved as words of 8 bytes, whatever the dtype."""

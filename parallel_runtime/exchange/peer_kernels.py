@@ -115,13 +115,9 @@ def _tiles(row: int) -> tuple[int, int]:
 
 
 def push_heads(parts: Tensors, table: Tensor, rank: int, ranks: int, staging: Tensor | None = None) -> None:
-    """Write each rank's heads of query, key and value to its landing buffer; `table` is that of PeerBuffers.
-
-    Args:
-        parts: three of (batch, own tokens, words of all heads), int64, the last dim dense.
-        staging: (ranks, own tokens, batch, 3, words of a rank's heads), int64: where to put the heads of other ranks
-            instead.
-    """
+    """Write each rank's heads of query, key and value (parts, (batch, own tokens, words of all heads), int64, the last
+    dim dense) to its landing buffer, or those of other ranks to `staging`, (ranks, own tokens, batch, 3, words of a
+    rank's heads), int64; `table` is that of PeerBuffers."""
     batch, tokens, words = parts[0].shape
     width, rows = _tiles(words // ranks)
     strides = [stride for part in parts for stride in (part.stride(0), part.stride(1))]
@@ -136,13 +132,8 @@ def push_normed_heads(
     queries: Tensors, keys: Tensors, values: Tensors, norms: Tensors, eps: float, table: Tensor, rank: int, ranks: int,
     staging: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """`rotary.norm_rotate` and `push_heads` in one; the head dim is a power of two, heads a multiple of the ranks.
-
-    Args:
-        queries, keys, values: (batch, tokens of the part, heads, head dim) for each part of the own tokens.
-        norms: weights of the norms of all queries, those of all keys, cos and sin.
-        staging: (ranks, own tokens, batch, 3, heads / ranks, head dim), of the same dtype.
-    """
+    """`rotary.norm_rotate` and `push_heads` in one, arguments as of `attend_over_peers`; the head dim is a power of
+    two, heads a multiple of the ranks. `staging` is (ranks, own tokens, batch, 3, heads / ranks, head dim)."""
     batch, _, heads, dim = queries[0].shape
     own, count = sum(part.shape[1] for part in queries), len(queries)
     weights = zip(norms[:count], norms[count : 2 * count], strict=True)

@@ -1,1 +1,1 @@
-"""Ranks, axes and process groups; how ranks agree; links between stages; unlike speeds."""
+"""Ranks, axes and process groups; how ranks agree; unlike speeds."""

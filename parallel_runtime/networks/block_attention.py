@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..attention.kernels import AttentionKernel
 from ..errors import UnsupportedModelError, first_line
+from ..exchange.grown_memory import PeerBuffers
 from ..exchange.peer_exchange import attend_over_peers
-from ..exchange.peer_memory import PeerBuffers
 from ..switches import is_on
 from .attention_operator import Parts, the_kernel, through_operator
 from .shares import join_both

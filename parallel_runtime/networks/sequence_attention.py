@@ -11,10 +11,10 @@ from ..attention.kernels import Attend, AttentionKernel
 from ..attention.ring import ring_attention
 from ..attention.ulysses import WireLayout, ulysses_attention
 from ..errors import UnsupportedModelError
+from ..exchange.grown_memory import PeerBuffers
 from ..exchange.head_routes import HeadSharing
 from ..exchange.host_exchange import HostBuffers, attend_through_host
 from ..exchange.peer_exchange import peer_attention
-from ..exchange.peer_memory import PeerBuffers
 from ..mesh.mesh import Mesh
 
 _KEPT = 32  # layouts on the device

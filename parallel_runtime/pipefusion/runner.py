@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..denoising.predict import Call, own_calls
-from ..mesh.links import Inbox, Links, Outbox, pack, unpack
+from ..mesh.launched import MESSAGE, count
+from ..mesh.mesh import Link, Links
 from ..networks.latent_patches import Patch, cut_patches
 from ..networks.network import Network
 from ..networks.shares import gather_batch
@@ -55,7 +58,7 @@ class StageRunner:
         assert stage is not None
         for number, part in enumerate(self._parts):
             stage.receive = lambda shapes, dtype, key=(number, patch): self._receive(shapes, dtype, key)
-            stage.send = lambda streams: self.outbox.send(pack(streams))
+            stage.send = lambda streams: self.outbox.send(_pack(streams))
             stage.patch.begin(number, patch, self.patches[-1].tokens[1], self._keep)
             made = self._network.predict(stacked[part.x], timesteps[part.x], part.conditioning.arguments)
             if self.last:
@@ -78,7 +81,7 @@ class StageRunner:
         if key not in self._known:
             self._known[key] = sum(shape.numel() for shape in shapes.values()), dtype
             self.inbox.expect(*self._known[key])
-        return unpack(self.inbox.take(), shapes)
+        return _unpack(self.inbox.take(), shapes)
 
 
 def flatten_rows(latent: Tensor) -> Tensor:
@@ -89,3 +92,60 @@ def flatten_rows(latent: Tensor) -> Tensor:
 def _band(latent: Tensor, patch: Patch | None) -> Tensor:
     rows = flatten_rows(latent)
     return rows if patch is None else rows[patch.band]
+
+
+class Outbox:
+    """Sends without waiting. A tensor stays alive until it has gone."""
+
+    def __init__(self, link: Link):
+        self._link = link
+        self._going: deque[tuple[dist.Work, Tensor]] = deque()
+
+    def send(self, message: Tensor) -> None:
+        """Send a contiguous 1-D tensor. An empty one is not sent, and not waited for."""
+        while self._going and self._going[0][0].is_completed():
+            self._going.popleft()
+        if message.numel():
+            count(MESSAGE, self._link.group)
+            work = dist.isend(message, dst=self._link.peer, group=self._link.group)
+            assert work is not None  # a rank of the link's own group
+            self._going.append((work, message))
+
+    def flush(self) -> None:
+        """Wait until all has gone."""
+        while self._going:
+            self._going.popleft()[0].wait()
+
+
+class Inbox:
+    """Receives in the order in which `expect` was called; what is expected may arrive while the rank computes."""
+
+    def __init__(self, link: Link, device: torch.device):
+        self._link, self._device = link, device
+        self._coming: deque[tuple[dist.Work | None, Tensor]] = deque()
+
+    def expect(self, numel: int, dtype: torch.dtype) -> None:
+        """Post a receive of a 1-D tensor."""
+        message, work = torch.empty(numel, dtype=dtype, device=self._device), None
+        if numel:
+            count(MESSAGE, self._link.group)
+            work = dist.irecv(message, src=self._link.peer, group=self._link.group)
+        self._coming.append((work, message))
+
+    def take(self) -> Tensor:
+        """Wait for the oldest expected message (on a GPU its stream waits) and return it."""
+        work, message = self._coming.popleft()
+        if work is not None:
+            work.wait()
+        return message
+
+
+def _pack(tensors: Mapping[str, Tensor]) -> Tensor:
+    """One message of several tensors of one dtype."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+
+
+def _unpack(message: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """The tensors of a message, views of it."""
+    parts = message.split([shape.numel() for shape in shapes.values()])
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}

@@ -48,7 +48,7 @@ CONTEXT_TO_COME = 0.5 * GIB  # bytes; estimated: what a load leaves free
 """Of that, what is not taken yet when ranks are asked what is free: they have CUDA's own."""
 FEED_FORWARD = 2 / 3  # of a block's weights; counted: 8 of 12 times width²
 """In a block that attends and feeds forward from one input."""
-SEEN_OF_EXCHANGE = 0.31  # of it; counted: a chunk of four and a piece, exchange/host_memory.py
+SEEN_OF_EXCHANGE = 0.31  # of it; counted: a chunk of four and a piece, exchange/grown_memory.py
 """Of the way through the host's memory, however long attention hides it."""
 MERGE_PASSES = 12  # activations a token and pass of the ring; counted, in float32
 """That a ring's log-sum-exp merge reads and writes."""

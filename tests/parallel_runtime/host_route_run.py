@@ -12,13 +12,12 @@ import torch.distributed as dist
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.ulysses import WireLayout, ulysses_attention
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.exchange import head_routes, host_memory
+from parallel_runtime.exchange import grown_memory, head_routes
+from parallel_runtime.exchange.grown_memory import ExchangedHeads, HostMemory
 from parallel_runtime.exchange.head_routes import HeadRoutes
 from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host
 from parallel_runtime.exchange.host_lanes import SLOTS, Slots
-from parallel_runtime.exchange.host_memory import HostMemory
-from parallel_runtime.mesh.groups import ExchangedHeads, Groups
-from parallel_runtime.mesh.mesh import build_mesh
+from parallel_runtime.mesh.mesh import Groups, build_mesh
 from parallel_runtime.networks import sequence_attention
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
@@ -98,7 +97,7 @@ def both_ways(
 def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
     """{"alike": whether each case (batch, heads, lengths, chunks, pieces, scale) has the bits of `ulysses_attention`,
     twice, "words": what words are left behind, "largest": difference to attention over all tokens on one rank}."""
-    host_memory._LEAST_MESSAGE = 1
+    grown_memory._LEAST_MESSAGE = 1
     device, alike, largest = torch.device("cpu"), [], 0.0
     memories = {(c, p): HostMemory(dist.group.WORLD, c, p, PolledMemory) for *_, c, p, _ in cases}
     for batch, heads, lengths, chunks, pieces, scale in cases:
@@ -145,10 +144,10 @@ def grow(rank: int, world_size: int) -> dict[str, Any]:
     failing["open"] = False
     found["not asked again for so much"] = not ask(2**17) and memory.made == 1
     memory.free()
-    room, host_memory.room_on_host = host_memory.room_on_host, lambda: 0 if rank == 0 else 2**60
+    room, grown_memory.room_on_host = grown_memory.room_on_host, lambda: 0 if rank == 0 else 2**60
     found["no room on the first rank"] = not ask(8)
     memory.free()
-    host_memory.room_on_host = room
+    grown_memory.room_on_host = room
     found["made again, and larger"] = ask(2**17) and memory._size > first and memory.made == 2
     return found
 
@@ -156,7 +155,7 @@ def grow(rank: int, world_size: int) -> dict[str, Any]:
 def forwards(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
     """{"alike": whether a network's forwards have the bits of those over collectives, "attended": attentions that
     went through the host, "in chunks": whether these were cut}."""
-    host_memory._LEAST_MESSAGE = 1
+    grown_memory._LEAST_MESSAGE = 1
     head_routes.may_go_through_host = lambda device: True
     head_routes.HostMemory = partial(HostMemory, opened=PolledMemory)  # type: ignore[misc]
     went: list[bool] = []

@@ -9,8 +9,7 @@ import torch
 from benchmarks.lone_stage import LoneRunner, stage_of
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
-from parallel_runtime.mesh.links import Links
-from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.mesh.mesh import Links, build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.runner import StageRunner

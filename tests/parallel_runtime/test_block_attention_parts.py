@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.rotary import norm_rotate
-from parallel_runtime.exchange.peer_memory import PeerBuffers
+from parallel_runtime.exchange.grown_memory import PeerBuffers
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks import block_attention
 from parallel_runtime.networks.attention_operator import attending, block_attention_of_parts

@@ -15,7 +15,7 @@ from benchmarks.flux_facts import FLUX_DEV, flux_request
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.engine import measure
 from parallel_runtime.engine.family import DiffusersFamily
-from parallel_runtime.exchange.host_memory import HostMemory
+from parallel_runtime.exchange.grown_memory import HostMemory
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.facts import describe
 from parallel_runtime.networks.stages import all_blocks, let_go

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from parallel_runtime.exchange import head_routes
+from parallel_runtime.exchange.grown_memory import ExchangedHeads
 from parallel_runtime.exchange.head_routes import HeadRoutes
-from parallel_runtime.mesh.groups import ExchangedHeads
 
 GPU = torch.device("cuda", 0)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_runtime.exchange.grown_memory import _cut
 from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host
 from parallel_runtime.exchange.host_lanes import SLOTS, Slots
-from parallel_runtime.exchange.host_memory import _cut
 from tests.ranks import run_ranks
 
 RUN = "tests.parallel_runtime.host_route_run"

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.rotary import norm_rotate
+from parallel_runtime.exchange.grown_memory import PeerBuffers
 from parallel_runtime.exchange.peer_exchange import _Exchange, _words
-from parallel_runtime.exchange.peer_memory import PeerBuffers
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
 BATCH, HEADS, HEAD_DIM = 2, 12, 16

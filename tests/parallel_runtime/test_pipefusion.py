@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.mesh.links import Outbox
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer
+from parallel_runtime.pipefusion.runner import Outbox
 from parallel_runtime.requests.control import StopVotes
 from parallel_runtime.sampling.samplers import SUPPORTED
 from tests.families import STAGED

@@ -14,7 +14,7 @@ import torch
 from parallel_runtime import switches
 from parallel_runtime.attention.operators import leave_open
 from parallel_runtime.errors import ConfigurationError
-from parallel_runtime.exchange import peer_memory
+from parallel_runtime.exchange import grown_memory
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
@@ -80,7 +80,7 @@ def test_peer_memory_that_raises_anything_is_memory_that_is_not_there(failing, e
 
     monkeypatch.setattr(f"torch.distributed._symmetric_memory.{failing}", fail)
     said = str(error) or "RuntimeError"
-    assert peer_memory._tried(lambda torchs: getattr(torchs, failing)()) == (None, said)
+    assert grown_memory._tried(lambda torchs: getattr(torchs, failing)()) == (None, said)
 
 
 def test_a_size_is_left_open_as_torch_does_it():
