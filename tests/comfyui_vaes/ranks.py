@@ -117,6 +117,10 @@ def record(rank: int, world_size: int, comfyui: str, names: list[str], real: boo
                 if ours is not None and plain is not None:
                     scale = float(plain.abs().max())
                     found[name]["differences"].append(float((ours - plain).abs().max()) / scale)
+        recorded.clear()  # NCCL's group does not end while a graph holds its collectives
+    if real:
+        torch.cuda.synchronize()
+        dist.destroy_process_group(group)
     return found
 
 
