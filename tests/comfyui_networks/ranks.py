@@ -41,7 +41,7 @@ class Watched(BlockAttention):
         self.widths: set[int] = set()
 
     def __call__(self, function: Any, q: torch.Tensor, k: Any, v: Any, heads: int, *args: Any, **kwargs: Any) -> Any:
-        if self._split.streams is not None:
+        if self.split.streams is not None:
             self.widths.add(q.shape[2] // heads if q.ndim == 3 else q.shape[3])
         return super().__call__(function, q, k, v, heads, *args, **kwargs)
 

@@ -111,7 +111,7 @@ FAMILIES = {
         text={"width": 2048, "pooled": 1280},
         values=lambda kept: _SIZES,
         prefix="model.diffusion_model.",
-        says="U-Nets (SD 1.5, SDXL",
+        says="U-Net (SD 1.5, SDXL",
     ),
     "wan": HostFamily(
         "wan",
