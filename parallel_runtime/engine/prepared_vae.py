@@ -68,8 +68,8 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
             group = mesh.members if ranks > 1 else None
             votes = StopVotes(control, group)
             history = agreed_history(mesh.sequence_ranks, agreed)
-            if history is not None:
-                weights.recorded.go_on(mesh.sequence_ranks, history)
+            if history is not None and not weights.recorded.go_on(mesh.sequence_ranks, history):
+                weights.replayed.clear()
 
             def through(run: Run, own: torch.Tensor) -> torch.Tensor:
                 if not agreed[_RECORDED]:

@@ -25,7 +25,7 @@ from .weight_parts import alike, as_parameter, made_of, parts, put, weights_of
 
 
 class LoadedWeights:
-    """See the module. Made without memory; `dealer` deals out the blocks, None where all weights stay on the device."""
+    """A network's weights on a device, at first without memory; `dealer` deals out blocks, None: all stay there."""
 
     def __init__(self, reader: Reader, device: torch.device, dealer: Dealer | None = None):
         self.device = device

@@ -104,8 +104,8 @@ class Network:
             return self._recorded(self.mesh, args, kwargs, compiled)
 
     def rows_go_apart(self, rows: int, begins: bool) -> bool:
-        """See `CompiledBlocks.rows_go_apart`. Never where other ranks have these rows: each may have run other numbers
-        before. Weights that stream would come once for each row, and scales by a whole batch would be others."""
+        """Whether so many rows go one by one, as of `CompiledBlocks`; never where other ranks have these rows, as each
+        may have run other numbers before, weights stream, or scales are of a whole batch."""
         alone = self.mesh.sequence is None and self.stream is None and not self._split.scales_by_input
         return alone and self._compiled is not None and self._compiled.rows_go_apart(rows, begins)
 
