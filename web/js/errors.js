@@ -1,76 +1,62 @@
 // An error of ours, wherever it was raised: on the node at fault, and one sentence with a way to the log.
 import { api } from "../../../scripts/api.js";
 import { app } from "../../../scripts/app.js";
+import { allNodes } from "./connections.js";
+import { h } from "./elements.js";
 import { clearFaults, goTo, markFault, nodesOfPath, withOutside } from "./fault_marks.js";
 import { OURS } from "./loader_table.js";
-import { defaultTitle, titleOf } from "./node_names.js";
 import { hideNotice, showNotice } from "./notice.js";
 import { BYPASS, NEVER, obstacles, refusedNodes } from "./obstacles.js";
-import { inWords, readTable, valuesOf } from "./said.js";
-import { say } from "./words.js";
-import { Connections } from "./workflow_graphs.js";
+import { inWords, readTable, say, valuesOf } from "./said.js";
 
 const REFUSED = "The workers cannot carry {what}."; // a sentence of the pack's own, as its code
 
 let warned = []; // nodes that the warning on the page names
 let failed = false; // the prompt, maybe before its warning was ready
 
-// [{graph, node, why}] of nodes that stand against the pool on the way of our loaders' MODELs.
-export async function knownObstacles(workflow) {
+// {node: why} of nodes that stand against the pool on the way of our loaders' MODELs.
+async function knownObstacles() {
   const refused = await refusedNodes();
-  const connections = new Connections(workflow);
-  const found = new Map();
-  for (const graph of connections.graphs)
-    for (const loader of graph.nodes) {
-      if (!OURS[loader.type] || loader.mode === NEVER || loader.mode === BYPASS) continue;
-      for (const each of obstacles(connections, graph, loader, refused)) found.set(each.node, each);
-    }
-  return [...found.values()];
+  const loaders = allNodes().filter(({ type, mode }) => type in OURS && mode !== NEVER && mode !== BYPASS);
+  return new Map(loaders.flatMap((loader) => obstacles(loader, refused)));
 }
 
 // What an error says, with the artist's titles in the place of nodes and of what other packs made, and those nodes.
-export function inArtistsWords(data, table, workflow) {
-  const connections = new Connections(workflow);
-  const everywhere = connections.graphs.flatMap((graph) => graph.nodes.map((node) => ({ graph, node })));
+function inArtistsWords(data, table) {
   const named = (name, value) => {
-    if (name === "node") return everywhere.filter(({ node }) => [node.type, defaultTitle(node.type)].includes(value));
+    if (name === "node") return allNodes().filter((node) => [node.type, node.constructor.title].includes(value));
     // A function or class of another pack, which only its nodes that change a MODEL can have put there.
     const pack = value?.[2]?.pack;
-    return pack ? everywhere.filter(({ node }) => packOf(node) === pack) : [];
+    return pack ? allNodes().filter((node) => packOf(node) === pack) : [];
   };
   const text = inWords(data, table, (name, value) => {
     const [first] = named(name, value);
-    return first ? `“${titleOf(first.node)}”` : null;
+    return first ? `“${first.getTitle()}”` : null;
   });
   return { text, named: valuesOf(data).flatMap(([name, value]) => named(name, value)) };
 }
 
 // Of a node that changes a MODEL.
 function packOf(node) {
-  const changes = [node.inputs, node.outputs].every((slots) => slots?.some((each) => each.type === "MODEL"));
-  const [kind, pack] = String(LiteGraph.registered_node_types[node.type]?.nodeData?.python_module).split(".");
+  const changes = [node.inputs, node.outputs].every((slots) => slots.some((each) => each.type === "MODEL"));
+  const [kind, pack] = String(node.constructor.nodeData?.python_module).split(".");
   return changes && kind === "custom_nodes" ? pack : null;
 }
 
 // What an error was made of: [text, sentence, values].
 async function madeOf(text) {
-  try {
-    const answer = await api.fetchApi("/parallel_dit/error", { method: "POST", body: JSON.stringify({ text }) });
-    if (answer.ok) return await answer.json();
-  } catch {
-    // the server has gone
-  }
-  return [text, text, {}];
+  const options = { method: "POST", body: JSON.stringify({ text }) };
+  const answer = await api.fetchApi("/parallel_dit/error", options).catch(() => null); // the server has gone
+  return answer?.ok ? answer.json() : [text, text, {}];
 }
 
 async function showError({ node_id, exception_type, exception_message }) {
   if (!String(exception_type).startsWith("parallel_runtime.errors.")) return;
-  const workflow = app.rootGraph.serialize();
   const data = await madeOf(String(exception_message ?? "").trim());
-  const { text, named } = inArtistsWords(data, await readTable(), workflow);
+  const { text, named } = inArtistsWords(data, await readTable());
   const refused = data[1] === REFUSED || valuesOf(data).some(([, value]) => value?.[1] === REFUSED);
-  const guilty = named.length || !refused ? named : await knownObstacles(workflow);
-  const places = guilty.map(({ graph, node }) => withOutside(graph.id ?? app.rootGraph.id, node.id));
+  const guilty = named.length || !refused ? named : [...(await knownObstacles()).keys()];
+  const places = guilty.map(withOutside);
   if (!places.length) places.push(nodesOfPath(node_id));
   failed = true;
   // What was foreseen is said once, by the error.
@@ -80,28 +66,26 @@ async function showError({ node_id, exception_type, exception_message }) {
   const node = places[0].at(-1);
   const title = `${say("error")}: ${node ? node.title : node_id}`;
   const buttons = [{ text: say("showLog"), press: showLog }];
-  if (node) buttons.push({ text: say("goTo"), press: () => goTo(places[0]) });
+  if (node) buttons.push({ text: say("goTo"), press: () => goTo(node) });
   showNotice("error", title, text, buttons);
 }
 
 async function showLog(box) {
   const answer = await api.fetchApi("/parallel_dit/log");
   const text = answer.ok ? (await answer.json()).text : "";
-  const shown = box.querySelector("pre") ?? box.insertBefore(document.createElement("pre"), box.querySelector("button"));
+  const shown = box.querySelector("pre") ?? box.insertBefore(h("pre"), box.querySelector("button"));
   shown.textContent = text || say("noLog");
   shown.scrollTop = shown.scrollHeight;
 }
 
 async function warnOfObstacles() {
-  const workflow = app.rootGraph.serialize();
-  const found = await knownObstacles(workflow);
-  if (!found.length || failed) return;
-  const lines = found.map(({ node, why }) => say("obstacleOf", { node: titleOf(node), why }));
-  const places = found.map(({ graph, node }) => withOutside(graph.id ?? app.rootGraph.id, node.id));
-  warned = places.map((nodes) => nodes.at(-1));
-  places.forEach((nodes, index) => markFault(nodes, found[index].why));
+  const found = await knownObstacles();
+  if (!found.size || failed) return;
+  const lines = [...found].map(([node, why]) => say("obstacleOf", { node: node.getTitle(), why }));
+  warned = [...found.keys()];
+  found.forEach((why, node) => markFault(withOutside(node), why));
   const text = `${lines.join(" ")} ${say("obstacleFix")}`;
-  showNotice("warning", say("obstacle"), text, [{ text: say("goTo"), press: () => goTo(places[0]) }]);
+  showNotice("warning", say("obstacle"), text, [{ text: say("goTo"), press: () => goTo(warned[0]) }]);
 }
 
 app.registerExtension({

@@ -1,5 +1,6 @@
 // What stands against a MODEL in the pool: nodes on its way that nodes/model_nodes.py refuses by name.
 import { api } from "../../../scripts/api.js";
+import { giverOf, takers } from "./connections.js";
 import { readTable } from "./said.js";
 
 export const NEVER = 2; // modes of a node
@@ -14,32 +15,29 @@ export async function refusedNodes() {
   return Object.fromEntries(Object.entries(await asked).map(([type, why]) => [type, table[why] ?? why]));
 }
 
-// [{graph, node, why}] between a loader and its samplers, each once; refused: type -> why.
-export function obstacles(connections, graph, loader, refused) {
+// [node, why] between a loader and its samplers, each once; refused: type -> why.
+export function obstacles(loader, refused) {
   const found = new Map();
   const seen = new Set();
-  const ask = ({ graph: inside, node }) => {
+  const ask = (node) => {
     const why = node.mode !== BYPASS && refused[node.type];
-    if (why) found.set(node, { graph: inside, node, why });
+    if (why) found.set(node, why);
   };
   const follow = (from, slot) => {
-    for (const taker of connections.takers(from.graph, from.node.id, slot)) {
-      if (seen.has(taker.node) || taker.node.mode === NEVER) continue;
-      seen.add(taker.node);
+    for (const taker of takers(from, slot)) {
+      if (seen.has(taker) || taker.mode === NEVER) continue;
+      seen.add(taker);
       ask(taker);
       // What a guider or a sampler node is given to sample with acts on this MODEL, too.
-      (taker.node.inputs ?? []).forEach((entry, index) => {
-        const giver = entry.type === "SAMPLER" && connections.giver(taker.graph, taker.node, index);
+      taker.inputs.forEach((entry, index) => {
+        const giver = entry.type === "SAMPLER" && giverOf(taker, index);
         if (giver) ask(giver);
       });
-      (taker.node.outputs ?? []).forEach((entry, index) => {
+      taker.outputs.forEach((entry, index) => {
         if (["MODEL", "GUIDER", "*"].includes(entry.type)) follow(taker, index);
       });
     }
   };
-  follow({ graph, node: loader }, 0);
-  return [...found.values()];
+  follow(loader, 0);
+  return [...found];
 }
-
-// Whether anything takes a loader's MODEL.
-export const isUsed = (connections, graph, loader) => connections.takers(graph, loader.id, 0).length > 0;

@@ -1,18 +1,29 @@
-// Our texts in the artist's language, by the sentences that they were made of: as nodes/spoken.py, with the same tables.
+// Our texts in the artist's language: words of the canvas side by their keys in web/words, and what Python says by the
+// sentences that it was made of in web/said, as nodes/spoken.py does it.
 import { app } from "../../../scripts/app.js";
 
 // The canvas' language.
-export const language = () => String(app.extensionManager?.setting?.get?.("Comfy.Locale") ?? "en").slice(0, 2);
+const language = () => String(app.extensionManager.setting.get("Comfy.Locale")).slice(0, 2);
+
+async function read(folder, name) {
+  const file = new URL(`../${folder}/${name}.json`, import.meta.url);
+  const answer = await fetch(file).catch(() => null); // the server has gone
+  return answer?.ok ? answer.json() : {};
+}
+
+const [en, zh, ja] = await Promise.all(["en", "zh", "ja"].map((name) => read("words", name)));
+const WORDS = { en, zh, ja };
+
+// A sentence of the canvas side; {name} in it stands for a value.
+export function say(key, values = {}) {
+  const text = WORDS[language()]?.[key] ?? en[key] ?? key;
+  return text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+}
 
 const tables = { en: Promise.resolve({}) };
 
 // Promise of {English sentence: sentence} in the canvas' language.
-export function readTable() {
-  return (tables[language()] ??= fetch(new URL(`../said/${language()}.json`, import.meta.url)).then(
-    (answer) => (answer.ok ? answer.json() : {}),
-    () => ({}), // the server has gone
-  ));
-}
+export const readTable = () => (tables[language()] ??= read("said", language()));
 
 // data: [text, template, values] as parallel_runtime/said.py makes it, or a string, which stays as it is.
 // shown: (name, value) -> what stands in the place of a value; null for the value itself.

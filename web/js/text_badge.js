@@ -9,7 +9,6 @@ const badges = new WeakMap(); // node -> its badge
 
 // Puts it there in the place of the one before; "" takes it away. It is not saved with the workflow.
 export function writeBadge(node, text, colours = { fgColor: "#ddd", bgColor: "#2d4a6e" }) {
-  if (!node?.badges) return;
   const index = node.badges.indexOf(badges.get(node));
   if (index >= 0) node.badges.splice(index, 1);
   node.parallelDitText = text;

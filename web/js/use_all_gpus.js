@@ -1,80 +1,86 @@
 // "Use all GPUs", the same for VAEs too, and "Use one GPU": in a loader's menu, the canvas' and the workflow's menu, and as commands.
 import { app } from "../../../scripts/app.js";
+import { allNodes, nodesIn, takers } from "./connections.js";
 import { LOADERS, OURS } from "./loader_table.js";
-import { choicesOf, defaultTitle, titleOf } from "./node_names.js";
 import { showNotice } from "./notice.js";
-import { isUsed, obstacles, refusedNodes } from "./obstacles.js";
+import { obstacles, refusedNodes } from "./obstacles.js";
+import { PARALLEL, canMove, directLinks, isLoader, moveVae } from "./parallel_vaes.js";
 import { counterpart, fileOf, replaceLoaders } from "./replace_loaders.js";
-import { say } from "./words.js";
-import { Connections } from "./workflow_graphs.js";
-import { PARALLEL, putBehindLoaders, takeAllAway, vaeSlot } from "./workflow_vaes.js";
+import { say } from "./said.js";
 
-// Which loaders of a saved workflow change, and what is said of those that do not.
-// only: whether (graph, node) is meant; null for all whose MODEL is used.
-export async function judgeLoaders(workflow, toOurs, only = null) {
+// Which loaders change, as [node, type that takes its place], and what is said of those that do not.
+// only: whether a node is meant; null for all whose MODEL is used.
+export async function judgeLoaders(toOurs, only = null) {
   const refused = await refusedNodes();
-  const connections = new Connections(workflow);
   const [chosen, stays] = [[], []];
-  for (const graph of connections.graphs)
-    for (const node of graph.nodes) {
-      const type = counterpart(node, toOurs);
-      if (type === undefined || (only && !only(graph, node))) continue;
-      if (toOurs && !only && !isUsed(connections, graph, node)) continue;
-      const reasons = toOurs ? whyNot(connections, graph, node, refused) : type ? [] : [say("noWayBack")];
-      if (reasons.length) stays.push(...reasons.map((reason) => `${titleOf(node)} (${fileOf(node)}): ${reason}`));
-      else chosen.push({ graph, node });
-    }
+  for (const node of allNodes()) {
+    const type = counterpart(node, toOurs);
+    if (type === undefined || (only && !only(node))) continue;
+    if (toOurs && !only && !takers(node, 0).length) continue;
+    const reasons = toOurs ? whyNot(node, refused) : type ? [] : [say("noWayBack")];
+    if (reasons.length) stays.push(...reasons.map((reason) => `${node.getTitle()} (${fileOf(node)}): ${reason}`));
+    else chosen.push([node, type]);
+  }
   return { chosen, stays };
 }
 
-function whyNot(connections, graph, node, refused) {
+function whyNot(node, refused) {
   const { ours, widgets } = LOADERS[node.type];
   const name = fileOf(node);
   // A file that is not there yet is offered for download by ours as by theirs.
-  const unread = choicesOf(node.type, widgets[0])?.includes(name) && !choicesOf(ours, OURS[ours].widgets[0])?.includes(name);
-  const found = obstacles(connections, graph, node, refused).map((each) => `${titleOf(each.node)}: ${each.why}`);
+  const unread = offers(node.type, widgets[0], name) && !offers(ours, OURS[ours].widgets[0], name);
+  const found = obstacles(node, refused).map(([each, why]) => `${each.getTitle()}: ${why}`);
   return unread ? [say("notRead"), ...found] : found;
 }
 
-const SECONDS_SHOWN = 5;
+// Whether a type's list has it, as the server gave that; a type that is not installed has none.
+function offers(type, widget, file) {
+  const [kind, options] = LiteGraph.registered_node_types[type]?.nodeData.input.required[widget] ?? [[]];
+  return (Array.isArray(kind) ? kind : options?.options)?.includes(file);
+}
 
 // vaes: whether VAEs of loaders go to all GPUs as well; all come back where all loaders do.
 export async function convert(toOurs, only = null, vaes = false) {
-  const workflow = app.rootGraph.serialize();
-  const moveVaes = vaes ? putBehindLoaders : toOurs || only ? () => 0 : takeAllAway;
-  const { chosen, stays } = await judgeLoaders(workflow, toOurs, only);
+  const meant = (node) => (vaes ? isLoader(node) : !toOurs && !only && node.type === PARALLEL);
+  const vaesToMove = () => allNodes().filter((node) => meant(node) && canMove(node));
+  const moved = vaesToMove().length;
+  const { chosen, stays } = await judgeLoaders(toOurs, only);
   const title = say(vaes ? "useAllVae" : toOurs ? "useAll" : "useOne");
-  const toast = (severity, detail) =>
-    app.extensionManager.toast.add({ severity, summary: title, detail, life: 5000 });
-  const ask = (message, itemList, type = "default") =>
-    app.extensionManager.dialog.confirm({ title, message, itemList, type });
-  const moved = moveVaes(structuredClone(workflow));
+  const { dialog, toast } = app.extensionManager;
   const some = chosen.length + moved > 0;
-  if (!some && !stays.length) return toast("info", say(toOurs ? "nothingToDo" : "nothingBack"));
   if (stays.length) {
     const message = say((toOurs ? "stays" : "keeps") + (some ? "Some" : "All"));
-    if (!(await ask(message, stays, some ? "default" : "info")) || !some) return;
+    const agreed = await dialog.confirm({ title, message, itemList: stays, type: some ? "default" : "info" });
+    if (!agreed || !some) return;
+  } else if (!some) {
+    const detail = say(toOurs ? "nothingToDo" : "nothingBack");
+    toast.add({ severity: "info", summary: title, detail, life: 5000 });
+    return;
   }
-  replaceLoaders(workflow, chosen, toOurs, defaultTitle);
-  moveVaes(workflow);
-  await showInstead(workflow);
+  await inOneStep(async (tracker) => {
+    await showInstead(tracker, replaceLoaders(chosen));
+    vaesToMove().forEach(moveVae);
+  });
   // Not as a toast, which would cover what ComfyUI says of files that are missing.
   const text = say(vaes ? "movedVae" : toOurs ? "moved" : "movedBack", { count: chosen.length, vaes: moved });
-  showNotice("success", title, text, [], SECONDS_SHOWN);
+  showNotice("success", title, text);
 }
 
-// As a redo of the frontend does it, so that it is one step to undo; the view and the pictures stay.
-async function showInstead(workflow) {
-  const active = app.extensionManager.workflow?.activeWorkflow;
-  const tracker = active?.changeTracker;
-  if (!tracker?.updateState) return app.loadGraphData(workflow, false, false, active);
-  (tracker.captureCanvasState ?? tracker.checkState).call(tracker);
+// One step to undo.
+async function inOneStep(change) {
+  const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker;
+  const note = () => (tracker.captureCanvasState ?? tracker.checkState).call(tracker);
+  note();
+  await change(tracker);
+  note();
+}
+
+// As a redo of the frontend does it: the view and the pictures stay.
+async function showInstead(tracker, workflow) {
   tracker.store();
   await tracker.updateState([workflow], tracker.undoQueue);
-  tracker.redoQueue.length = 0;
   tracker.restore();
-  // What the nodes add to themselves when they are made is part of this step.
-  tracker.activeState = structuredClone(app.rootGraph.serialize());
+  tracker.activeState = tracker.undoQueue.pop(); // what comes now is part of the step
 }
 
 const commands = [
@@ -86,31 +92,12 @@ const commands = [
   { id: "ParallelDiT.UseOneGpu", icon: "pi pi-stop", label: "Use one GPU", function: () => convert(false) },
 ];
 
-// A subgraph and those inside of it, by their ids.
-function nestedIn(subgraph, found = new Map()) {
-  if (found.has(subgraph.id)) return found;
-  found.set(subgraph.id, subgraph);
-  for (const node of subgraph.nodes) if (node.isSubgraphNode?.()) nestedIn(node.subgraph, found);
-  return found;
-}
+const menuEntry = (key, ...how) => ({ content: say(key), callback: () => convert(...how) });
 
-const menuEntry = (toOurs, only) => ({
-  content: say(toOurs ? "useAll" : "useOne"),
-  callback: () => convert(toOurs, only),
-});
-
-// One VAE goes to all GPUs, or comes back.
-async function moveVae(move, only) {
-  const workflow = app.rootGraph.serialize();
-  move(workflow, only);
-  await showInstead(workflow);
-}
-
-function vaeEntries(node, only) {
-  if (node.type === PARALLEL) return [{ content: say("vaeOnOne"), callback: () => moveVae(takeAllAway, only) }];
-  if (vaeSlot(node) < 0 || node.isSubgraphNode?.()) return [];
-  const direct = node.getOutputNodes(vaeSlot(node))?.some((taker) => taker.type !== PARALLEL);
-  return direct ? [{ content: say("vaeOnAll"), callback: () => moveVae(putBehindLoaders, only) }] : [];
+function vaeEntries(node) {
+  const parallel = node.type === PARALLEL;
+  if (!parallel && (node.subgraph || !directLinks(node).length)) return [];
+  return [{ content: say(parallel ? "vaeOnOne" : "vaeOnAll"), callback: () => inOneStep(() => moveVae(node)) }];
 }
 
 app.registerExtension({
@@ -118,18 +105,17 @@ app.registerExtension({
   commands,
   menuCommands: [{ path: ["Edit"], commands: commands.map((each) => each.id) }],
   getNodeMenuItems(node) {
-    const one = (graph, each) => graph.id === node.graph.id && String(each.id) === String(node.id);
-    const vaes = vaeEntries(node, one);
-    if (node.type in LOADERS) return [menuEntry(true, one), ...vaes];
-    if (node.type in OURS) return [menuEntry(false, one), ...vaes];
-    if (!node.isSubgraphNode?.()) return vaes;
-    const inside = nestedIn(node.subgraph);
-    const holds = (types) => [...inside.values()].some((graph) => graph.nodes.some((each) => each.type in types));
-    const within = (graph) => inside.has(graph.id);
-    return [...(holds(LOADERS) ? [menuEntry(true, within)] : []), ...(holds(OURS) ? [menuEntry(false, within)] : [])];
+    const inside = node.subgraph ? nodesIn(node.subgraph) : [node];
+    const only = (each) => inside.includes(each);
+    const holds = (types) => inside.some((each) => each.type in types);
+    return [
+      ...(holds(LOADERS) ? [menuEntry("useAll", true, only)] : []),
+      ...(holds(OURS) ? [menuEntry("useOne", false, only)] : []),
+      ...vaeEntries(node),
+    ];
   },
   getCanvasMenuItems() {
-    const withVaes = { content: say("useAllVae"), callback: () => convert(true, null, true) };
-    return [null, menuEntry(true), withVaes, menuEntry(false)];
+    const withVaes = menuEntry("useAllVae", true, null, true);
+    return [null, menuEntry("useAll", true), withVaes, menuEntry("useOne", false)];
   },
 });

@@ -22,7 +22,7 @@ _VIEW = "viewport_state"
 
 _PRESS = """async (toOurs) => {
   const { judgeLoaders, convert } = await import("/extensions/parallel-dit/js/use_all_gpus.js");
-  const { stays } = await judgeLoaders(app.rootGraph.serialize(), toOurs);
+  const { stays } = await judgeLoaders(toOurs);
   const confirm = app.extensionManager.dialog.confirm;
   app.extensionManager.dialog.confirm = async () => true;
   try { await convert(toOurs); } finally { app.extensionManager.dialog.confirm = confirm; }

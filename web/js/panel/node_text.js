@@ -3,7 +3,7 @@ import { api } from "../../../../scripts/api.js";
 import { app } from "../../../../scripts/app.js";
 import { nodesOfPath } from "../fault_marks.js";
 import { writeBadge } from "../text_badge.js";
-import { h } from "./elements.js";
+import { h } from "../elements.js";
 import { REPORT } from "./report.js";
 
 const OURS = new Set(["ParallelConfig", "ParallelLoader", "ParallelCheckpointLoader", "ParallelSampler", "ParallelDoctor"]);
@@ -13,11 +13,11 @@ const LEAST = 58; // its height
 const style = h("style", { id: "pdit-text-style" });
 const texts = new Map(); // execution id -> what it showed last
 
-const kindOf = (node) => node?.comfyClass ?? node?.type;
+const isOurs = (id) => OURS.has(nodesOfPath(id).at(-1)?.type);
 const widgetOf = (node) => node.widgets?.find(({ name }) => name === REPORT || name === WIDGET);
 
 function hasRoom(node) {
-  return OURS.has(kindOf(node)) && (widgetOf(node) || node.size[1] - node.computeSize()[1] >= LEAST);
+  return OURS.has(node.type) && (widgetOf(node) || node.size[1] - node.computeSize()[1] >= LEAST);
 }
 
 const dispatch = api.dispatchCustomEvent;
@@ -29,7 +29,7 @@ function show(id, text) {
   if (!node) return;
   texts.set(String(id), text);
   // What its loader foresees matters more than what a config asks for.
-  if (kindOf(node) !== "ParallelConfig") for (const around of nodes) writeBadge(around, text);
+  if (node.type !== "ParallelConfig") for (const around of nodes) writeBadge(around, text);
   if (LiteGraph.vueNodesMode) makeReadable(id);
   if (widgetOf(node)?.name === REPORT) widgetOf(node).value = text;
   else if (hasRoom(node)) dispatch.call(api, "progress_text", { nodeId: String(id), text });
@@ -38,14 +38,14 @@ function show(id, text) {
 
 // Of nodes of ours the server tells the canvas, which would make a node grow that has no room.
 api.dispatchCustomEvent = function (type, detail) {
-  const ours = type === "progress_text" && detail?.text && OURS.has(kindOf(nodesOfPath(detail.nodeId).at(-1)));
+  const ours = type === "progress_text" && detail?.text && isOurs(detail.nodeId);
   return ours ? show(detail.nodeId, detail.text) : dispatch.call(this, type, detail);
 };
 api.addEventListener("parallel_dit.text", ({ detail }) => show(detail.node, detail.text));
 // A cached node runs not again, and a page that was loaded since then has not heard of it.
 api.addEventListener("executed", ({ detail }) => {
   const text = detail.output?.text?.[0];
-  if (text && !texts.has(String(detail.node)) && OURS.has(kindOf(nodesOfPath(detail.node).at(-1)))) show(detail.node, text);
+  if (text && !texts.has(String(detail.node)) && isOurs(detail.node)) show(detail.node, text);
 });
 
 // The canvas of frontend 1.58 takes its texts away when a prompt ends, or the next one begins.
@@ -60,8 +60,8 @@ app.registerExtension({
   name: "ParallelDiT.NodeText",
   setup() {
     // Texts that came while another graph was open.
-    app.canvas?.canvas?.addEventListener("litegraph:set-graph", () =>
-      requestAnimationFrame(() => [...texts].forEach(([id, text]) => show(id, text))),
+    app.canvas.canvas.addEventListener("litegraph:set-graph", () =>
+      requestAnimationFrame(() => texts.forEach((text, id) => show(id, text))),
     );
   },
   // Another workflow: its nodes have the same numbers.

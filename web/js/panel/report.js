@@ -1,7 +1,7 @@
 // The doctor's report in full on its node: the canvas' own block for texts shows a few lines of it, and goes with its
 // prompt.
 import { app } from "../../../../scripts/app.js";
-import { h } from "./elements.js";
+import { h } from "../elements.js";
 
 export const REPORT = "$$report"; // name of the widget that texts are written into
 const WIDTH = 640;

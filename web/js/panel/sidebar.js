@@ -1,9 +1,9 @@
 // The sidebar tab: asks how things stand while it is open and the page is seen.
 import { api } from "../../../../scripts/api.js";
 import { app } from "../../../../scripts/app.js";
-import { h } from "./elements.js";
+import { h } from "../elements.js";
 import { view } from "./view.js";
-import { say as word } from "../words.js";
+import { say } from "../said.js";
 
 const EVERY = 1000; // milliseconds from an answer to the next question
 const ACTIONS = ["start", "park", "unload", "stop", "restart"];
@@ -15,7 +15,7 @@ async function ask(path, wishes) {
   const options = wishes === undefined ? {} : { method: "POST", body: JSON.stringify(wishes) };
   const answer = await api.fetchApi(`/parallel_dit/${path}`, options);
   const content = await answer.json();
-  if (!answer.ok) throw new Error(content.error ? `${content.error.cause} ${content.error.fix}` : word("failed"));
+  if (!answer.ok) throw new Error(content.error ? `${content.error.cause} ${content.error.fix}` : say("failed"));
   return content;
 }
 
@@ -25,7 +25,7 @@ function tell(text, role = "status") {
 
 function draw(status) {
   if (!shown) return;
-  const fresh = h("div", {}, view(status, act, Math.max(shown.root.clientWidth - 26, 180)));
+  const fresh = h("div", {}, view(status, act));
   const drawn = fresh.innerHTML; // before its sentences are in the language of the canvas
   if (shown.drawn === drawn) return; // or a button that is being pressed would go from under the pointer
   shown.drawn = drawn;
@@ -67,7 +67,7 @@ async function copyDiagnostics() {
     const { text } = await ask("diagnostics");
     if (navigator.clipboard) await navigator.clipboard.writeText(text);
     else throw new Error(text); // a page that is not secure has none: the text is shown instead
-    tell(word("copied"));
+    tell(say("copied"));
   } catch (error) {
     shown?.told.replaceChildren(h("textarea", { rows: 8, style: "width:100%", readonly: "" }, error.message));
   }
@@ -90,19 +90,16 @@ async function follow(opened) {
 
 function open(root) {
   const buttons = ACTIONS.map((action) =>
-    h("button", { type: "button", title: word(`${action}Tip`), "data-action": action, onclick: () => act(action) }, word(action)),
+    h("button", { title: say(`${action}Tip`), "data-action": action, onclick: () => act(action) }, say(action)),
   );
-  const copy = h("button", { type: "button", "data-action": "copy", onclick: copyDiagnostics }, word("copy"));
+  const copy = h("button", { "data-action": "copy", onclick: copyDiagnostics }, say("copy"));
   const told = h("div", { "aria-live": "polite" });
   const content = h("div");
-  const panel = h("section", { class: "pdit", "aria-label": word("tab"), onkeydown: closeOnEscape }, h("div", { class: "pdit-bar" }, buttons, copy), told, content);
+  const bar = h("div", { class: "pdit-bar" }, buttons, copy);
+  const panel = h("section", { class: "pdit", "aria-label": say("tab"), onkeydown: closeOnEscape }, bar, told, content);
   root.replaceChildren(panel);
   shown = { root: panel, content, told, drawn: "" };
   follow(shown);
-}
-
-function close() {
-  shown = null;
 }
 
 app.registerExtension({
@@ -112,10 +109,10 @@ app.registerExtension({
       id: ID,
       icon: "pi pi-microchip",
       title: "Parallel DiT",
-      tooltip: word("tab"),
+      tooltip: say("tab"),
       type: "custom",
       render: open,
-      destroy: close,
+      destroy: () => (shown = null),
     });
   },
 });
