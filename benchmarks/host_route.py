@@ -73,7 +73,8 @@ class Case:
         """How it goes through the host's memory; memory of its own for each."""
         degree = len(self.lengths)
         heads = -(-self.shape.heads // degree) * degree
-        memory = HostMemory(world(), chunks, pieces)
+        memory = HostMemory(world())
+        memory.chunks, memory.pieces = chunks, pieces
         buffers = memory.buffers(ExchangedHeads(self.lengths, 1, heads, self.shape.head_dim, _DTYPE, self.device))
         if buffers is None:
             raise SystemExit("The ranks share no memory of the host; the log says why.")

@@ -24,13 +24,14 @@ from parallel_runtime.acceleration import recordings as graphs
 from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
-from parallel_runtime.exchange import head_routes
+from parallel_runtime.exchange import grown_memory, head_routes
 from parallel_runtime.exchange.grown_memory import HostMemory
 from parallel_runtime.exchange.host_lanes import Slots
 from parallel_runtime.networks import sequence_attention, shares
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer
 from parallel_runtime.requests.requests import Step
 from parallel_runtime.streaming.share_memory import HostShare
+from tests.recorders import recorded_by
 
 CPU = torch.device("cpu")
 
@@ -337,13 +338,17 @@ def _share_memory(communicator: Communicator, hardware: Hardware, patch: pytest.
 
 
 def _share_host_memory(communicator: Communicator, hardware: Hardware, patch: pytest.MonkeyPatch) -> None:
-    def share_memory(group: Any) -> HostMemory:
-        def opened(share: HostShare, rank: int, ranks: int, device: torch.device) -> Any:
-            if communicator.rank in hardware.no_peer_memory:
-                raise RuntimeError("memory of the host cannot be pinned")
-            return SimpleNamespace(slots=Slots(ranks, share.memory.numel()), group=group)
+    class SharedMemory(HostMemory):
+        def _share(self, size: int, device: torch.device) -> Any:
+            memory, refusal = super()._share(size, device)
+            if memory is not None:
+                memory.group = self._group  # type: ignore[attr-defined]
+            return memory, refusal
 
-        return HostMemory(group, opened=opened)
+    def opened(share: HostShare, rank: int, ranks: int, device: torch.device) -> Any:
+        if communicator.rank in hardware.no_peer_memory:
+            raise RuntimeError("memory of the host cannot be pinned")
+        return SimpleNamespace(slots=Slots(ranks, share.memory.numel()))
 
     def attend(query: Any, key: Any, value: Any, *, kernel: Any, buffers: Any, scale: Any) -> torch.Tensor:
         told = f"attention over {buffers.memory.slots.size} bytes of the host in {buffers.chunks}"
@@ -353,7 +358,8 @@ def _share_host_memory(communicator: Communicator, hardware: Hardware, patch: py
     patch.setattr(dist, "get_rank", lambda group: group.ranks.index(communicator.rank))
     patch.setattr(dist, "get_global_rank", lambda group, rank: group.ranks[rank])
     patch.setattr(dist, "broadcast", communicator.broadcast)
-    patch.setattr(head_routes, "HostMemory", share_memory)
+    patch.setattr(head_routes, "HostMemory", SharedMemory)
+    patch.setattr(grown_memory, "StreamMemory", opened)
     patch.setattr(sequence_attention, "attend_through_host", attend)
     patch.setattr(head_routes, "may_go_through_host", lambda device: True)
 
@@ -374,6 +380,6 @@ def _record(communicator: Communicator, hardware: Hardware, patch: pytest.Monkey
 
     def wrap(self: ParallelTransformer, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
-        self._recorded = RecordedForward(self.call_at_once, self._split.read, recorder(self))
+        self._recorded = recorded_by(recorder(self), RecordedForward(self.call_at_once, self._split.read))
 
     patch.setattr(ParallelTransformer, "__init__", wrap)

@@ -40,9 +40,8 @@ def _drop_single_copies(graph: fx.Graph) -> None:
 def _take_norms(graph: fx.Graph, attention: Any) -> None:
     query, key, value, heads, mask, function, where, precision, *rest = attention.args
     heads_first, heads_first_after, scale, repeats_keys, low_precision, *after = rest
-    if mask is not None or where or not heads_first or heads_first_after or repeats_keys:
-        return
-    if any(each is not None for each in after):  # it waits for another one, which the operator of parts does not
+    # One that comes `after` another waits for it, which the operator of parts does not.
+    if mask is not None or where or not heads_first or heads_first_after or repeats_keys or any(after):
         return
     made = [_tokens_first(each) for each in (query, key)]
     if any(each is None or each.target is not operator.getitem for each in made):
@@ -60,13 +59,9 @@ def _take_norms(graph: fx.Graph, attention: Any) -> None:
             values = [_tokens_first(part) or graph.call_method("transpose", (part, 1, 2)) for part in parts]
         if len(values) != len(queries):
             return
-        joined = graph.call_function(
-            torch.ops.parallel_dit.block_attention_of_parts.default,
-            (
-                queries, keys, values, [*query_weights, *key_weights, cos, sin], eps, [], heads, function, precision,
-                scale, low_precision,
-            ),
-        )  # fmt: skip
+        weights = [*query_weights, *key_weights, cos, sin]
+        given: Any = (queries, keys, values, weights, eps, [], heads, function, precision, scale, low_precision)
+        joined = graph.call_function(torch.ops.parallel_dit.block_attention_of_parts.default, given)
     replace(attention, joined)
 
 

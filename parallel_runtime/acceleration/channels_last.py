@@ -1,4 +1,4 @@
-"""What stands between the convolutions of a VAE or a U-Net, one pass over memory each, channels side by side.
+"""PyTorch's functions between the convolutions of a VAE or a U-Net, one pass over memory each, channels side by side.
 
 Convolutions on GPUs want channels last. PyTorch's norms take several passes, its bias and its upsampling are slow in
 that layout, and turning tensors between two layouts takes as long again: together half of a decoder's time. A norm and
@@ -9,27 +9,29 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 log = logging.getLogger(__name__)
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _HALF = (torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True)
-class PendingNorm:
-    """A norm of `x` that waits to see whether SiLU follows: `write` (with SiLU) makes its result. None of the known
-    VAEs uses it again, once SiLU has had it."""
-
-    x: torch.Tensor
-    result: torch.Tensor
-    write: Callable[[bool], None]
+NAMES: dict[Callable[..., Any], tuple[str, ...]] = {
+    torch.conv2d: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+    torch.conv3d: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+    torch.cudnn_convolution: ("input", "weight", "padding", "stride", "dilation", "groups"),
+    F.pad: ("input", "pad", "mode", "value"),
+    F.interpolate: ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias"),
+    F.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
+    torch.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
+    torch.Tensor.contiguous: ("input",),
+}
+"""Arguments in their order."""
 
 
 @cache
@@ -60,68 +62,130 @@ def arrange(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=_FORMATS[x.ndim])
 
 
-def group_norm(
-    x: torch.Tensor,
-    groups: int,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    add: Callable[[torch.Tensor], torch.Tensor],
-    rows: int,
-) -> PendingNorm:
-    """Begin a group norm of a picture of so many rows; `add` sums over the ranks that have some of them."""
-    from . import channels_last_kernels as kernels
-
-    x, channels = arrange(x), x.shape[1]
-    sums = add(kernels.channel_sums(x).unflatten(2, (groups, channels // groups)).sum(3))
-    count = x[0].numel() // groups // x.shape[-2] * rows
-    scale, shift = kernels.finish(sums, count, weight, bias, eps, channels)
-    return _pending(x, kernels.scale_and_shift, scale, shift)
-
-
-def add_bias(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Add a number to each channel of what a convolution made, where it is; PyTorch takes three times as long."""
-    from . import channels_last_kernels as kernels
-
-    if x.is_contiguous(memory_format=_FORMATS[x.ndim]):
-        kernels.add_to_channels(x, bias)
-        return x
-    return x.add_(bias.reshape(-1, *(1,) * (x.ndim - 2)))
-
-
-def doubled(x: torch.Tensor, size: Any, scale_factor: Any, mode: str) -> torch.Tensor | None:
-    """What `interpolate` makes of pictures that become twice as high and wide by their nearest pixels; None: others."""
-    from . import channels_last_kernels as kernels
-
-    factors = scale_factor if isinstance(scale_factor, (tuple, list)) else (scale_factor,) * 2
-    if x.ndim != 4 or size is not None or tuple(factors) != (2, 2) or mode not in ("nearest", "nearest-exact"):
-        return None
-    x = arrange(x)
-    batch, channels, height, width = x.shape
-    result = x.new_empty((batch, 2 * height, 2 * width, channels)).movedim(-1, 1)
-    kernels.double(x, result)
-    return result
-
-
-def length_norm(x: torch.Tensor, scale: torch.Tensor) -> PendingNorm:
-    """Begin what ComfyUI's code calls an RMS norm: each place's channels by their length, times sqrt(channels)."""
-    from . import channels_last_kernels as kernels
-
-    x = arrange(x)
-    return _pending(x, kernels.divide_by_length, scale.flatten(), math.sqrt(x.shape[1]))
-
-
 def length_norms(part: nn.Module) -> list[nn.Module]:
-    """The modules of ComfyUI's that `length_norm` can stand for."""
-    return [
-        module
-        for module in part.modules()
-        if type(module).__name__ == "RMS_norm"
-        and getattr(module, "channel_first", True)
-        and getattr(module, "bias", None) is None
-    ]
+    """The modules of ComfyUI's that `FusedFunctions.length_norm` can stand for."""
+    found = [module for module in part.modules() if type(module).__name__ == "RMS_norm"]
+    return [each for each in found if getattr(each, "channel_first", True) and getattr(each, "bias", None) is None]
 
 
-def _pending(x: torch.Tensor, kernel: Callable[..., None], *numbers: Any) -> PendingNorm:
-    result = torch.empty_like(x)
-    return PendingNorm(x, result, lambda silu: kernel(x, result, *numbers, silu=silu))
+class FusedFunctions(TorchFunctionMode):
+    """Inside, norms, the SiLU behind them, biases of convolutions and doubled pixels are one pass over memory each;
+    where the kernels may not be used (`fused`), all functions stay PyTorch's."""
+
+    def __init__(self, fused: bool):
+        super().__init__()
+        self._fused = fused
+        self._pending: tuple[torch.Tensor, torch.Tensor, Callable[[bool], None]] | None = None
+        """A norm's input, its result, which waits to see whether SiLU follows, and what writes that (with SiLU). None
+        of the known VAEs uses it again, once SiLU has had it."""
+        self._known: dict[Callable[..., Any], Callable[..., Any]] = {
+            torch.conv2d: self._convolve,
+            torch.conv3d: self._convolve,
+            F.group_norm: self._group_norm,
+            F.interpolate: self._interpolate,
+        }
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if self._pending is not None and _has((*args, *(kwargs or {}).values()), self._pending[:2]):
+            _, result, _ = self._pending
+            silu = function is F.silu and bool(args) and args[0] is result
+            self._write(silu)
+            if silu:
+                return result
+        given = dict(kwargs or {})
+        known = self._known.get(function)
+        if known is None:
+            return function(*args, **given)
+        return known(function, dict(zip(NAMES[function], args, strict=False)) | given)
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        if exception[0] is None:
+            self._write(silu=False)
+
+    def arranged(self, x: torch.Tensor) -> torch.Tensor:
+        """What the network is given, as it should lie in memory."""
+        return arrange(x) if self._takes(x) else x
+
+    def _takes(self, x: torch.Tensor) -> bool:
+        return self._fused and takes(x)
+
+    def length_norm(self, module: Any, plain: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """What ComfyUI's code calls an RMS norm: each place's channels by their length, times sqrt(channels) and the
+        module's numbers; where no kernel takes x by the module's `plain` forward."""
+        if not self._takes(x):
+            return plain(x)
+        from . import channels_last_kernels as kernels
+
+        x, scale = arrange(x), module.gamma.to(x).flatten()
+        return self._begin(x, kernels.divide_by_length, scale, math.sqrt(x.shape[1]))
+
+    def _begin(self, x: torch.Tensor, kernel: Callable[..., None], *numbers: Any) -> torch.Tensor:
+        """Let a norm wait for what comes next; nothing but what has its tensors can tell."""
+        self._write(silu=False)
+        result = torch.empty_like(x)
+        self._pending = x, result, lambda silu: kernel(x, result, *numbers, silu=silu)
+        return result
+
+    def _write(self, silu: bool) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            _, _, write = pending
+            write(silu)
+
+    def _interpolate(self, function: Any, given: dict[str, Any]) -> Any:
+        """Pictures that become twice as high and wide by their nearest pixels are made by a kernel."""
+        x, factors = given["input"], given.get("scale_factor")
+        twice = (tuple(factors) if isinstance(factors, tuple | list) else (factors,) * 2) == (2, 2)
+        nearest = given.get("size") is None and given.get("mode", "nearest") in ("nearest", "nearest-exact")
+        if not self._takes(x) or x.ndim != 4 or not twice or not nearest:
+            return function(**given)
+        from . import channels_last_kernels as kernels
+
+        batch, channels, height, width = x.shape
+        result = x.new_empty((batch, 2 * height, 2 * width, channels)).movedim(-1, 1)
+        kernels.double(arrange(x), result)
+        return result
+
+    def _convolve(self, function: Any, given: dict[str, Any]) -> Any:
+        """The bias is added to what the convolution made, where that is: PyTorch takes three times as long."""
+        bias = given.get("bias")
+        if bias is None or not self._takes(given["input"]):
+            return self._without_bias(function, given)
+        from . import channels_last_kernels as kernels
+
+        made = self._without_bias(function, given | {"bias": None})
+        if not made.is_contiguous(memory_format=_FORMATS[made.ndim]):
+            return made.add_(bias.reshape(-1, *(1,) * (made.ndim - 2)))
+        kernels.add_to_channels(made, bias)
+        return made
+
+    def _without_bias(self, function: Any, given: dict[str, Any]) -> Any:
+        return function(**given)
+
+    def _group_norm(self, function: Any, given: dict[str, Any]) -> Any:
+        x, groups = given["input"], given["num_groups"]
+        if not self._takes(x):
+            return function(**given)
+        from . import channels_last_kernels as kernels
+
+        x, channels = arrange(x), x.shape[1]
+        sums = kernels.channel_sums(x).unflatten(2, (groups, channels // groups)).sum(3)
+        sums, rows = self._of_all(sums, x.shape[-2])
+        count = x[0].numel() // groups // x.shape[-2] * rows
+        weight, bias, eps = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
+        return self._begin(x, kernels.scale_and_shift, *kernels.finish(sums, count, weight, bias, eps, channels))
+
+    def _of_all(self, sums: torch.Tensor, rows: int) -> tuple[torch.Tensor, int]:
+        """Sums over all that have rows of the picture, and its rows, where so many are here."""
+        return sums, rows
+
+
+def _has(given: Iterable[Any], tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether a function was given one of these tensors, by itself or in a list."""
+    return any(
+        _has(each, tensors) if isinstance(each, list | tuple) else any(each is tensor for tensor in tensors)
+        for each in given
+    )

@@ -131,36 +131,27 @@ def scale_and_shift(
     x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, silu: bool
 ) -> None:
     """Write x * scale + shift, and SiLU of that; for scale and shift `finish`."""
-    _launch(x, target, scale, shift, each=x.shape[1], SCALE=True, SHIFT=True, SILU=silu)
+    _launch(x, target, scale, shift, each=x.shape[1], SILU=silu)
 
 
 def divide_by_length(x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, factor: float, silu: bool) -> None:
     """Write each place's channels by their length, times scale (channels,) and factor, and SiLU of that."""
-    _launch(x, target, scale, None, factor=factor, LENGTH=True, SCALE=True, SILU=silu)
+    _launch(x, target, scale, None, factor=factor, LENGTH=True, SILU=silu)
 
 
 def add_to_channels(x: torch.Tensor, bias: torch.Tensor) -> None:
     """Add (channels,) to x where it is."""
-    _launch(x, x, None, bias, SHIFT=True)
+    _launch(x, x, None, bias)
 
 
 def _launch(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    scale: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    *,
-    factor: float = 1.0,
-    each: int = 0,
-    LENGTH: bool = False,
-    SCALE: bool = False,
-    SHIFT: bool = False,
-    SILU: bool = False,
-) -> None:
+    x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor | None, shift: torch.Tensor | None, *,
+    factor: float = 1.0, each: int = 0, LENGTH: bool = False, SILU: bool = False,
+) -> None:  # fmt: skip
     batch, channels, places, wide, tile = _sizes(x, x.shape[1] if LENGTH else _CHANNELS)
     _scale[(triton.cdiv(places, tile), batch, triton.cdiv(channels, wide))](
-        x, scale, shift, target, places, channels, factor, each, LENGTH=LENGTH, SCALE=SCALE, SHIFT=SHIFT, SILU=SILU,
-        PLACES=tile, WIDE=wide,
+        x, scale, shift, target, places, channels, factor, each, LENGTH=LENGTH, SCALE=scale is not None,
+        SHIFT=shift is not None, SILU=SILU, PLACES=tile, WIDE=wide,
     )  # fmt: skip
 
 

@@ -31,8 +31,7 @@ class CompiledMethods:
     tensors with tensors in them. `numbers`: see `settings`."""
 
     def __init__(self, plain: bool, backend: str = "inductor", numbers: Sequence[str] = ()):
-        self._plain = plain
-        self._backend = backend
+        self._plain, self._backend = plain, backend
         self._options = {**(our_passes() if plain else {}), **_in_order()} if backend == "inductor" else {}
         self._settings = settings(self._options, numbers if plain else ())
         self._own: dict[Any, Callable[..., Any]] = {}

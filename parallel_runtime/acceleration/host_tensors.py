@@ -37,23 +37,16 @@ class HostTensors:
     is not watched, the three ways to run it are alike."""
 
     def __init__(self, call: Call, device: torch.device, watched: bool = True):
-        self._call = call
-        self._watched = watched and is_on("sent")
-        self.device = device
+        self._call, self._device, self._watched = call, device, watched and is_on("sent")
         self._kept: list[_Kept] = []
         self._unlike = ""
         """What crossed first that was not what had been kept."""
-        self.reads = False
-        """It reads numbers of the GPU."""
-        self._differ: torch.Tensor | None = None
+        self.differ: torch.Tensor | None = None
+        """Of a forward that reads numbers of the GPU, there: whether the last run of `give` read others."""
 
     def keep(self, given: list[torch.Tensor]) -> Any:
         """Run the forward, and keep what crosses."""
-        self._kept.clear()
-        output = self._run(given, self._keep)
-        if self.reads:
-            self._differ = torch.zeros((), dtype=torch.bool, device=self.device)
-        return output
+        return self._run(given, self._keep)
 
     def compare(self, given: list[torch.Tensor]) -> Any:
         """Run the forward, and see whether the same crosses for these values."""
@@ -63,21 +56,21 @@ class HostTensors:
         """Run the forward, and give it what was kept in place of what crosses; RuntimeError where it sends something
         else than was kept, or did when it was compared."""
         self._check()
-        if self._differ is not None:
-            self._differ.zero_()
+        if self.differ is not None:
+            self.differ.zero_()
         output = self._run(given, self._give)
         self._check()
         return output
 
     def held(self) -> bool:
         """Whether the last run of `give`, or replay of it, is a result. Waits for it, where the forward reads."""
-        return self._differ is None or not bool(self._differ)
+        return self.differ is None or not bool(self.differ)
 
     def _run(self, given: list[torch.Tensor], cross: Cross) -> Any:
         if not self._watched:
             return self._call(given)
         self._next = 0
-        with watching(Watch(self.device, cross)):
+        with watching(Watch(self._device, cross)):
             output = self._call(given)
         if self._next < len(self._kept):
             self._differs(f"nothing instead of {self._kept[self._next].what}")
@@ -87,7 +80,8 @@ class HostTensors:
         made = crossing.make()
         self._next += 1
         if crossing.is_read:
-            self.reads = True
+            if self.differ is None:
+                self.differ = torch.zeros((), dtype=torch.bool, device=self._device)
             self._kept.append(_Kept(crossing.what, crossing.source.clone(), made))
             return crossing.make()
         self._kept.append(_Kept(crossing.what, made.clone(), _bytes(crossing.source)))
@@ -102,8 +96,8 @@ class HostTensors:
         known = self._known(crossing, None if crossing.is_read else _bytes(crossing.source)) or self._check()
         if not crossing.is_read:
             return known.there if crossing.only_read else known.there.clone()
-        assert self._differ is not None
-        self._differ.logical_or_((crossing.source != known.there).any())
+        assert self.differ is not None
+        self.differ.logical_or_((crossing.source != known.there).any())
         return copy.deepcopy(known.here)  # a list, or a tensor of the host, may be written into
 
     def _known(self, crossing: Crossing, here: Any = None) -> _Kept | None:
@@ -127,9 +121,7 @@ class HostTensors:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    return type(one) is type(other) and bool(one == other)
+    return type(one) is type(other) and bool(torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

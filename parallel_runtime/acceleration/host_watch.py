@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..replaced import replaced
+
 _RUNNING = threading.local()
 
 
@@ -36,8 +38,7 @@ class Watch(TorchFunctionMode):
 
     def __init__(self, device: torch.device, cross: Cross):
         super().__init__()
-        self._kind = device.type
-        self._cross = cross
+        self._kind, self._cross = device.type, cross
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -119,10 +120,7 @@ class Watch(TorchFunctionMode):
 
 _MOVES = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.type_as}
 _MAKES = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
-_READS = {
-    torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__,
-    torch.Tensor.__index__,
-}  # fmt: skip
+_READS = {getattr(torch.Tensor, name) for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")}
 
 
 def _on_host(value: Any) -> bool:
@@ -153,12 +151,8 @@ def _said(value: Any) -> Any:
 @contextlib.contextmanager
 def watching(watch: TorchFunctionMode) -> Iterator[None]:
     """Inside, in this thread, `watch` sees calls of torch, but for those in `unwatched`."""
-    _RUNNING.watch = watch
-    try:
-        with watch:
-            yield
-    finally:
-        _RUNNING.watch = None
+    with replaced(_RUNNING, "watch", watch), watch:
+        yield
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Hashable
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from ..mesh.agreement import NONE, all_agree
 from ..mesh.launched import REPLAY, count
 from ..mesh.mesh import Mesh
 from .cuda_graphs import CudaGraphs, Replay, timed
-from .host_tensors import Call, HostTensors
+from .host_tensors import HostTensors
 
 log = logging.getLogger(__name__)
 
@@ -41,18 +42,18 @@ _COMPARED = (torch.Tensor, bool, int, float, str, type(None))  # an argument of 
 @dataclass
 class _Kind:
     """A kind of call: how often it was run, whether the ranks have recorded it, and this rank's recording if it still
-    has it. `mesh` is held so that its id stays taken. `reads` says that a replay may be no result, on any rank, and
-    `failed` how often one was none; `holds`, whether this rank's last one is. `memory` is which of the group's shared
-    memories it was recorded with. `was_long` tells of the last warm run, see `timed`."""
+    has it, which reads what `host` keeps. `mesh` is held so that its id stays taken. `reads` says that a replay may be
+    no result, on any rank, and `failed` how often one was none. `memory` is which of the group's shared memories it was
+    recorded with. `was_long` tells of the last warm run, see `timed`."""
 
     mesh: Mesh
     device: torch.device
     runs: int = 0
     recorded: bool = False
     replay: Replay | None = None
+    host: HostTensors | None = None
     reads: bool = False
     failed: int = 0
-    holds: Callable[[], bool] = lambda: True
     memory: int = 0
     was_long: Callable[[], bool] = lambda: False
 
@@ -60,14 +61,9 @@ class _Kind:
         """Whether all ranks that run it agree."""
         return all_agree(agreed, self.mesh.sequence, self.device)
 
-    def lose(self) -> None:
-        """Let this rank's recording go."""
-        self.replay, self.holds = None, lambda: True
-
     def begin_anew(self, runs: int) -> None:
         """As after so many runs; on all ranks alike."""
-        self.lose()
-        self.recorded, self.runs = False, runs
+        self.replay, self.host, self.recorded, self.runs = None, None, False, runs
 
 
 @dataclass
@@ -76,13 +72,13 @@ class _Recordings:
 
     history: int = NONE
     enabled: bool = True
-    kinds: dict[Hashable, _Kind] = field(default_factory=dict)  # the one that ran last comes last
+    kinds: dict[tuple[Any, ...], _Kind] = field(default_factory=dict)  # the one that ran last comes last
 
     def lose(self) -> None:
         """Let the recordings of this rank go, but not what the ranks know alike."""
         self.history = NONE
         for kind in self.kinds.values():
-            kind.lose()
+            kind.replay = kind.host = None
 
 
 class RecordedForward:
@@ -97,20 +93,17 @@ class RecordedForward:
     Args:
         forward: must read nothing beside its arguments that changes from call to call.
         made_outside: what the forward just read and did not make, beside arguments and weights: a recording keeps it.
-        record: how to record: `CudaGraphs.record` unless a test says otherwise.
         probe: of a forward that may read values where the host sees them: makes other values of a call's tensors, for
             which a recording must give what the forward gives (host_tensors.py).
     """
 
     def __init__(
         self, forward: Callable[..., Any], made_outside: Callable[[], Any] = lambda: None,
-        record: Callable[[Call, list[torch.Tensor], Callable[[], Any]], Replay] | None = None,
         probe: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None,
     ):  # fmt: skip
         self._forward, self._made_outside, self._probe = forward, made_outside, probe
         self._graphs = CudaGraphs()
-        self._record = record or self._graphs.record
-        self._over: dict[tuple[int, ...], _Recordings] = {}
+        self._over: defaultdict[tuple[int, ...], _Recordings] = defaultdict(_Recordings)  # by a group's ranks
 
     def clear(self) -> None:
         """Forget all, where the next call comes only after all ranks have agreed anew (`go_on`)."""
@@ -121,39 +114,32 @@ class RecordedForward:
         for recordings in self._over.values():
             recordings.lose()
 
-    def begin_anew(self, mesh: Mesh) -> None:
-        """Let all recordings go at a point of the run that all ranks of the mesh's sequence group come to alike."""
-        self.lose()
-        self._recordings(mesh).kinds.clear()
-
     def history(self, ranks: tuple[int, ...]) -> int:
         """The number of what is recorded over a sequence group of these ranks."""
-        return self._over[ranks].history if ranks in self._over else NONE
+        return self._over[ranks].history
 
-    def go_on(self, ranks: tuple[int, ...], history: int) -> bool:
-        """Go on with what is recorded under this number, which all ranks of the group agreed on; else begin anew, and
-        return False."""
-        if self.history(ranks) == history:
-            return True
-        self._over[ranks] = _Recordings(history)
-        return False
+    def go_on(self, ranks: tuple[int, ...], history: int) -> None:
+        """Go on with what is recorded under this number, which all ranks of the group agreed on; else begin anew."""
+        if self.history(ranks) != history:
+            self._over[ranks] = _Recordings(history)
 
-    def recorded_last(self, mesh: Mesh) -> bool:
-        """Whether the kind of call that ran last over the mesh's sequence group is recorded there."""
-        kinds = self._recordings(mesh).kinds
-        return bool(kinds) and kinds[next(reversed(kinds))].recorded
+    def has(self, ranks: tuple[int, ...], argument: str) -> bool:
+        """Whether a call with this argument is recorded here, over a sequence group of these ranks."""
+        return any(kind.replay is not None and (str, argument) in key for key, kind in self._over[ranks].kinds.items())
 
     def failed(self, mesh: Mesh) -> bool:
         """Whether a recording failed over the mesh's sequence group since the ranks agreed, on any of them."""
-        return not self._recordings(mesh).enabled
+        return not self._over[mesh.sequence_ranks].enabled
 
     def leave(self, mesh: Mesh) -> None:
         """Let go of what was recorded over a mesh whose groups will be gone. Every rank of the mesh does it."""
-        own = self._recordings(mesh)
+        own = self._over[mesh.sequence_ranks]
         own.kinds = {key: kind for key, kind in own.kinds.items() if kind.mesh is not mesh}
 
-    def _recordings(self, mesh: Mesh) -> _Recordings:
-        return self._over.setdefault(mesh.sequence_ranks, _Recordings())
+    def _begin_anew(self, mesh: Mesh) -> None:
+        """Let all recordings go at a point of the run that all ranks of the mesh's sequence group come to alike."""
+        self.lose()
+        self._over[mesh.sequence_ranks].kinds.clear()
 
     def __call__(self, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool = False) -> Any:
         """Run the forward on `mesh`. Collective over its sequence group; alike on all ranks is whether the forward runs
@@ -161,24 +147,22 @@ class RecordedForward:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         plain = partial(self._forward, *args, **kwargs)
-        own = self._recordings(mesh)
-        if not own.enabled or not tensors or not all(isinstance(leaf, _COMPARED) for leaf in leaves):
+        own = self._over[mesh.sequence_ranks]
+        # Of tensors on several devices the host may read some, and a recording does not.
+        apart = self._probe is not None and len({tensor.device for tensor in tensors}) > 1
+        if apart or not own.enabled or not tensors or not all(isinstance(leaf, _COMPARED) for leaf in leaves):
             return plain()
-        if self._probe is not None and len({tensor.device for tensor in tensors}) > 1:
-            return plain()  # the host may read some of them, and a recording does not
+        # What two calls have in common that can use one recording.
+        parts = [(x.shape, x.dtype, x.device) if isinstance(x, torch.Tensor) else (type(x), x) for x in leaves]
         if compiled:
-            own.kinds.pop(_key(mesh, leaves, structure, False), None)
-        kind = self._kind(_key(mesh, leaves, structure, compiled), mesh, tensors[0].device)
-        if kind.recorded and kind.memory != _shared_memory(mesh):
-            # It grew, on all ranks alike. A rank that lost its recording would meet the others in the new one, and they
-            # it in the old. A plain run comes first: what lies in the memory is made there, and sent to the GPU, once.
-            kind.begin_anew(WARM_RUNS - 1)
+            own.kinds.pop((False, id(mesh), str(structure), *parts), None)
+        kind = self._kind((compiled, id(mesh), str(structure), *parts), mesh, tensors[0].device)
         if kind.recorded and (kind.replay is not None or mesh.sequence is not None):
             # What this rank lost it may only record again when the others do; a rank that is alone may at once.
             if kind.replay is not None:
                 count(REPLAY, mesh.sequence)
-            output = kind.replay(tensors) if kind.replay is not None else plain()
-            if not kind.reads or kind.agree(kind.holds()):
+            output = plain() if kind.replay is None else kind.replay(tensors)
+            if not kind.reads or kind.agree(kind.host is None or kind.host.held()):
                 return output
             kind.failed += 1
             kind.begin_anew(0 if kind.failed < _READ_OTHERS else _NEVER)
@@ -188,23 +172,16 @@ class RecordedForward:
             output, kind.was_long = timed(plain, kind.device)
             kind.runs += 1  # behind it: a cancel of a decoder may end it
             return output
-        kind.runs += 1
-        if kind.runs < WARM_RUNS:
-            return plain()
-        # Long on all: the GPU of a rank whose launches are late computes for no longer, and others wait for it there.
-        if kind.agree(kind.was_long()):
+        if kind.runs >= WARM_RUNS:
+            # Long on all: the GPU of a rank that launches late computes for no longer, and others wait for it there.
+            if not kind.agree(kind.was_long()):
+                return self._recorded(kind, (args, kwargs), tensors)
             kind.runs = _NEVER
-            return plain()
-        return self._recorded(kind, partial(self._filled, (args, kwargs)), tensors)
+        kind.runs += 1
+        return plain()
 
-    def _filled(self, given: tuple[tuple[Any, ...], dict[str, Any]], tensors: list[torch.Tensor]) -> Any:
-        """The forward with these tensors in the places of those among its arguments."""
-        remaining = iter(tensors)
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(remaining), given)
-        return self._forward(*args, **kwargs)
-
-    def _kind(self, key: Hashable, mesh: Mesh, device: torch.device) -> _Kind:
-        own = self._recordings(mesh)
+    def _kind(self, key: tuple[Any, ...], mesh: Mesh, device: torch.device) -> _Kind:
+        own = self._over[mesh.sequence_ranks]
         kind = own.kinds.pop(key, None)
         if kind is None:
             has_memory = _has_memory()
@@ -213,14 +190,23 @@ class RecordedForward:
                     recordings.lose()
             # Every rank of the group comes here at the same call, as their kinds are the same.
             if any(kind.recorded for kind in own.kinds.values()) and not all_agree(has_memory, mesh.sequence, device):
-                self.begin_anew(mesh)
+                self._begin_anew(mesh)
             kind = _Kind(mesh, device)
         own.kinds[key] = kind
         if len(own.kinds) > KEPT:
             del own.kinds[next(iter(own.kinds))]
+        if kind.recorded and kind.memory != _shared_memory(mesh):
+            # It grew, on all ranks alike. A rank that lost its recording would meet the others in the new one, and they
+            # it in the old. A plain run comes first: what lies in the memory is made there, and sent to the GPU, once.
+            kind.begin_anew(WARM_RUNS - 1)
         return kind
 
-    def _recorded(self, kind: _Kind, call: Call, tensors: list[torch.Tensor]) -> Any:
+    def _recorded(self, kind: _Kind, given: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
+        def call(tensors: list[torch.Tensor]) -> Any:
+            remaining = iter(tensors)
+            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(remaining), given)
+            return self._forward(*args, **kwargs)
+
         replay, reason = None, ""
         static = [tensor.clone() for tensor in tensors]
         host = HostTensors(call, kind.device, watched=self._probe is not None)
@@ -229,7 +215,7 @@ class RecordedForward:
         other = self._probe(static) if self._probe is not None else None
         expected = None if other is None else host.compare([tensor.clone() for tensor in other])
         try:
-            replay = self._record(host.give, static, self._made_outside)
+            replay = self._graphs.record(host.give, static, self._made_outside)
         except Exception as error:  # noqa: BLE001 - forwards run as well without one, whatever torch or CUDA raises
             reason = first_line(error)
         recorded = kind.agree(replay is not None)
@@ -239,14 +225,11 @@ class RecordedForward:
             reason = "" if alike else "its graph gives something else for other values"
             recorded = kind.agree(alike)
         if recorded:
-            # A replay reads tensors that `host` holds.
-            kind.replay, kind.recorded, kind.holds = replay, True, host.held
-            kind.memory = _shared_memory(kind.mesh)
-            if other is not None:
-                kind.reads = not kind.agree(not host.reads)
+            kind.replay, kind.host, kind.recorded, kind.memory = replay, host, True, _shared_memory(kind.mesh)
+            kind.reads = other is not None and not kind.agree(host.differ is None)
         else:
-            self._recordings(kind.mesh).enabled = False
-            self.begin_anew(kind.mesh)
+            self._over[kind.mesh.sequence_ranks].enabled = False
+            self._begin_anew(kind.mesh)
             log.warning("Forwards are launched kernel by kernel, as recording one failed: %s", reason or "another rank")
         return output
 
@@ -262,14 +245,6 @@ def _shared_memory(mesh: Mesh) -> int:
     return 0 if mesh.peers is None else mesh.peers.made
 
 
-def _key(mesh: Mesh, leaves: list[Any], structure: Any, compiled: bool) -> Hashable:
-    """What two calls have in common that can use one recording."""
-    parts = [(x.shape, x.dtype, x.device) if isinstance(x, torch.Tensor) else (type(x), x) for x in leaves]
-    return (id(mesh), compiled, str(structure), *parts)
-
-
 def _has_memory() -> bool:
-    if not torch.cuda.is_available():
-        return True
-    free, total = torch.cuda.mem_get_info()
+    free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (1, 1)
     return free * _FREE_FRACTION > total

@@ -4,7 +4,7 @@ which reads queries and keys once. diffusers' blocks rotate by ours (rebind.py),
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,14 +14,16 @@ from torch import fx
 from ..attention import rotary  # noqa: F401 - its operators
 from .graph_nodes import drop_unused, joined_parts, replace, value_of
 
-_ROTATION = ("comfy_kitchen.apply_rope", "comfy_kitchen.apply_rope.default")
+_OURS = "parallel_dit.rotate"
+"""One tensor (batch, tokens, heads, head dim), cosines and sines: queries first, then keys."""
+_ROTATION = "comfy_kitchen.apply_rope"
 """(query, key, matrices): ComfyUI's, of tensors (batch, heads, tokens, head dim) and (batch or 1, 1, tokens, pairs, 2,
 2), whose matrices are rotations."""
-_NORM_AND_ROTATION = ("comfy_kitchen.rms_rope", "comfy_kitchen.rms_rope.default")
+_NORM_AND_ROTATION = "comfy_kitchen.rms_rope"
 """(query, key, matrices, weight of queries, weight of keys, epsilon): norms over the head dim before it, of tensors
 (batch, tokens, heads, head dim) and matrices (batch or 1, tokens, 1, pairs, 2, 2)."""
-_ROTATION_OF_ONE = ("comfy_kitchen.apply_rope1", "comfy_kitchen.apply_rope1.default")
-"""The same of one tensor: queries first, then keys."""
+_ROTATION_OF_ONE = "comfy_kitchen.apply_rope1"
+"""As `_ROTATION`, of one tensor: queries first, then keys."""
 
 
 def default_epsilon(dtype: torch.dtype) -> float:
@@ -39,80 +41,74 @@ def rewrite_rotations(graph: fx.Graph) -> None:
     """Rewrite `graph` in place."""
     casts: list[Any] = [node for node in graph.nodes if node.op == "call_method" and node.target == "type_as"]
     for cast in casts:
-        if _dtype(cast.args[0]) == _dtype(cast.args[1]):
+        values: list[Any] = [getattr(each, "meta", {}).get("example_value") for each in cast.args]
+        if all(isinstance(each, torch.Tensor) for each in values) and values[0].dtype == values[1].dtype:
             cast.replace_all_uses_with(cast.args[0])
     drop_unused(graph)  # what was replaced would count as a user
-    _of_our_operator(graph)
-    _of_comfyuis_operators(graph)
+    _of_two(graph, _OURS, _rotate_as_ours)
+    for name, rotate in ((_ROTATION, _rotate), (_NORM_AND_ROTATION, _norm_and_rotate_as_ours)):
+        for node in _called(graph, name):
+            if all(user.target is operator.getitem for user in node.users):
+                turned = rotate(graph, node, *node.args)
+                for user in list(node.users) if turned else ():
+                    replace(user, turned[user.args[1]])
+    _of_two(graph, _ROTATION_OF_ONE, _rotate)
 
 
-def _of_our_operator(graph: fx.Graph) -> None:
-    """Make one operator of the rotations of queries and keys, with the norms before them."""
-    rotations = [node for node in graph.nodes if node.target is torch.ops.parallel_dit.rotate.default]
-    if len(rotations) != 2 or rotations[0].args[1:] != rotations[1].args[1:]:
-        return
-    query, key = rotations
-    normed = _norms_before(query.args[0], key.args[0], dim=1)
-    if normed is None:
-        return
-    with graph.inserting_before(key):
-        outputs = _norm_and_rotate(graph, *normed, query.args[1:])
-    # Between the two rotations nothing may read the first, or it would come before what it reads.
-    if all(user > outputs[0] for user in query.users):
-        replace(query, outputs[0])
-        replace(key, outputs[1])
+def _called(graph: fx.Graph, name: str) -> list[Any]:
+    """Nodes that call the operator of this name."""
+    called = (node for node in graph.nodes if node.op == "call_function")
+    return [node for node in called if str(node.target) in (name, f"{name}.default")]
 
 
-def _of_comfyuis_operators(graph: fx.Graph) -> None:
-    """Make one operator of norms and rotation of queries and keys."""
-    called: list[Any] = [node for node in graph.nodes if node.op == "call_function"]
-    for node in [each for each in called if all(user.target is operator.getitem for user in each.users)]:
-        turned = []
-        if str(node.target) in _NORM_AND_ROTATION:
-            turned = _as_ours(graph, node)
-        elif str(node.target) in _ROTATION:
-            turned = _rotate(graph, node, *node.args)
-        for user in list(node.users) if turned else ():
-            replace(user, turned[user.args[1]])
-    alone = [node for node in called if str(node.target) in _ROTATION_OF_ONE]
-    if len(alone) == 2 and alone[0].args[1] is alone[1].args[1]:
-        query, key = alone
+def _of_two(graph: fx.Graph, name: str, rotate: Callable[..., list[fx.Node]]) -> None:
+    """Make one operator of two that rotate queries and keys alike."""
+    found = _called(graph, name)
+    if len(found) == 2 and found[0].args[1:] == found[1].args[1:]:
+        query, key = found
         if all(user > key for user in query.users):  # or it would come before what it reads
-            turned = _rotate(graph, key, query.args[0], key.args[0], key.args[1])
-            for node, made in zip(alone, turned, strict=False):
+            for node, made in zip(found, rotate(graph, key, query.args[0], *key.args), strict=False):
                 replace(node, made)
 
 
-def _rotate(graph: fx.Graph, before: fx.Node, query: Any, key: Any, matrices: Any) -> list[fx.Node]:
-    """The operator, of tensors that are all made before a node; [] where norms and shapes are not its own."""
-    if value_of(query).dim() != 4 or value_of(matrices).dim() != 6 or value_of(matrices).shape[1] != 1:
-        return []
-    if value_of(query).shape[3] != 2 * value_of(matrices).shape[3]:
-        return []
-    normed = _norms_before(query, key, dim=2)
+def _rotate_as_ours(graph: fx.Graph, before: fx.Node, query: Any, key: Any, cos: Any, sin: Any) -> list[fx.Node]:
+    """The operator, of tensors that are all made before a node; [] where norms are not its own."""
+    normed = _norms_before(query, key, dim=1)
     if normed is None:
         return []
     with graph.inserting_before(before):
-        angles = [_angles(graph, matrices, row) for row in range(2)]
+        return _norm_and_rotate(graph, *normed, (cos, sin))
+
+
+def _rotate(graph: fx.Graph, before: fx.Node, query: Any, key: Any, matrices: Any) -> list[fx.Node]:
+    """The same for ComfyUI's; [] also where shapes are not the operator's."""
+    normed = _norms_before(query, key, dim=2) if _fit(query, matrices, heads=1) else None
+    if normed is None:
+        return []
+    with graph.inserting_before(before):
         given = [[graph.call_method("transpose", (_as_made(x), 1, 2)) for x in parts] for parts in normed[0]]
-        outputs = _norm_and_rotate(graph, given, *normed[1:], angles)
+        outputs = _norm_and_rotate(graph, given, *normed[1:], _angles(graph, matrices, heads=1))
         return [graph.call_method("transpose", (output, 1, 2)) for output in outputs]
 
 
-def _as_ours(graph: fx.Graph, node: Any) -> list[fx.Node]:
+def _norm_and_rotate_as_ours(graph: fx.Graph, node: Any, *given: Any) -> list[fx.Node]:
     """Our operator for ComfyUI's of the same; [] where shapes are not its own."""
-    if len(node.args) != 6 or node.kwargs:
+    if len(given) != 6 or node.kwargs:
         return []
-    query, key, matrices, *weights, eps = node.args
+    query, key, matrices, *weights, eps = given
     if not isinstance(eps, float) or not all(isinstance(each, fx.Node) for each in weights):
         return []
-    if value_of(query).dim() != 4 or value_of(matrices).dim() != 6 or value_of(matrices).shape[2] != 1:
-        return []
-    if value_of(query).shape[3] != 2 * value_of(matrices).shape[3] or value_of(weights[0]).dim() != 1:
+    if not _fit(query, matrices, heads=2) or value_of(weights[0]).dim() != 1:
         return []
     with graph.inserting_before(node):
-        angles = [_angles(graph, matrices, row, heads=2) for row in range(2)]
-        return _norm_and_rotate(graph, [[query], [key]], [[weight] for weight in weights], eps, angles)
+        parts = [[each] for each in (query, key, *weights)]
+        return _norm_and_rotate(graph, parts[:2], parts[2:], eps, _angles(graph, matrices, heads=2))
+
+
+def _fit(query: Any, matrices: Any, heads: int) -> bool:
+    """Whether ComfyUI's matrices, whose dim for `heads` is one, are of each pair of numbers of a head."""
+    x, turns = value_of(query), value_of(matrices)
+    return x.dim() == 4 and turns.dim() == 6 and turns.shape[heads] == 1 and x.shape[3] == 2 * turns.shape[3]
 
 
 def _norm_and_rotate(
@@ -129,12 +125,12 @@ def _as_made(x: Any) -> fx.Node:
     return x.args[0] if copied else x
 
 
-def _angles(graph: fx.Graph, matrices: fx.Node, row: int, heads: int = 1) -> fx.Node:
-    """Cosines (row 0) or sines of rotation matrices, (batch or 1, tokens, pairs): as they lie there, nothing is copied.
+def _angles(graph: fx.Graph, matrices: fx.Node, heads: int) -> list[fx.Node]:
+    """Cosines and sines of rotation matrices, (batch or 1, tokens, pairs): as they lie there, nothing is copied.
     `heads` is the dim of the matrices for heads, 1 or 2; the other one is that of tokens."""
     every = slice(None)
     place = (0, every) if heads == 1 else (every, 0)
-    return graph.call_function(operator.getitem, (matrices, (every, *place, every, row, 0)))
+    return [graph.call_function(operator.getitem, (matrices, (every, *place, every, row, 0))) for row in range(2)]
 
 
 def _norms_before(query: Any, key: Any, dim: int) -> tuple[list[list[Any]], list[list[Any]], float] | None:
@@ -168,9 +164,3 @@ def _norm(node: Any) -> tuple[fx.Node, fx.Node, float] | None:
     if len(shape) != 1 or value_of(x).dim() != 4 or value_of(x).dtype not in _EPSILON:
         return None
     return x, weight, _EPSILON[value_of(x).dtype] if eps is None else eps
-
-
-def _dtype(node: Any) -> Any:
-    """Of the tensor that a node is, a different one for every node that is none."""
-    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    return value.dtype if isinstance(value, torch.Tensor) else object()

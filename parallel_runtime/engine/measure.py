@@ -79,11 +79,9 @@ def measure_link(device: torch.device, world_size: int, assumed: LinkFacts) -> L
     return LinkFacts(assumed.name, outside / exchange / 1e9, latency, sent.nbytes / passed / 1e9, measured=True)
 
 
-def measure_route(
-    device: torch.device, world_size: int, share: Callable[[dist.ProcessGroup], HostMemory] = HostMemory
-) -> float:
+def measure_route(device: torch.device, world_size: int) -> float:
     """10^9 bytes per second that the slowest rank sends, and receives at once, by our own way through the host's
-    memory, which `share` makes, with nothing to attend; 0 where ranks share none. Collective over the default group."""
+    memory, with nothing to attend; 0 where ranks share none. Collective over the default group."""
     group = dist.group.WORLD
     assert group is not None
     tokens, width, _, heads = _SHAPE
@@ -92,7 +90,7 @@ def measure_route(
     tokens *= _LONGER  # replayed in a recording, shorter ones take as long as they travel; launched they do not
     own = torch.zeros(1, tokens // world_size, heads, head_dim, device=device, dtype=torch.bfloat16)
     lengths = (own.shape[1],) * world_size
-    buffers = share(group).buffers(ExchangedHeads(lengths, 1, heads, own.shape[3], own.dtype, device))
+    buffers = HostMemory(group).buffers(ExchangedHeads(lengths, 1, heads, own.shape[3], own.dtype, device))
     if buffers is None:
         return 0.0
 

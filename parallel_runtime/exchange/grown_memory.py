@@ -27,9 +27,6 @@ _LEAST = 64 << 20
 """Bytes of the memory at least."""
 _KEPT = 64
 """Kept buffers, one for each shape of attention; they all lie in the same memory."""
-_CHUNKS, _PIECES = 4, 4
-"""In how many chunks a rank's heads travel: attention over a few heads still fills a GPU, and what is not hidden is a
-chunk's way there and back. In how many pieces a chunk does: of it, that way is a piece longer than the copy."""
 _LEAST_MESSAGE = 4 << 20
 """Bytes of a chunk, or a piece, at least: more of them launch too slowly where nothing is replayed (FLUX.1, 1024², two
 H100s: 4.5 ms an attention with pieces of 1.3 MB, 2.1 with 5.3; replayed 1.11 and 1.05)."""
@@ -183,15 +180,13 @@ def _tried(ask: Callable[[Any], Any]) -> tuple[Any, str]:
 
 
 class HostMemory(GrownMemory[StreamMemory, HostBuffers]):
-    """One memory that every rank has mapped. At most so many chunks and pieces; `opened` is how a rank reaches it."""
+    """One memory that every rank has mapped."""
 
     where = "memory of the host"
-
-    def __init__(
-        self, group: dist.ProcessGroup, chunks: int = _CHUNKS, pieces: int = _PIECES, opened: Any = StreamMemory
-    ):
-        super().__init__(group)
-        self._chunks, self._pieces, self._opened = chunks, pieces, opened
+    chunks = pieces = 4
+    """In how many chunks a rank's heads travel at most: attention over a few heads still fills a GPU, and what is not
+    hidden is a chunk's way there and back. In how many pieces a chunk does: of it, that way is a piece longer than the
+    copy."""
 
     def _needed(self, heads: ExchangedHeads) -> int:
         degree, (chunks, pieces) = len(heads.lengths), self._pieces_of(heads)
@@ -204,8 +199,8 @@ class HostMemory(GrownMemory[StreamMemory, HostBuffers]):
         """Heads of each chunk, and the pieces of a chunk."""
         longest = max(heads.lengths)
         head = longest * 3 * heads.token  # queries, keys and values
-        chunks = _cut(heads.heads // len(heads.lengths), self._chunks, head)
-        return chunks, max(1, min(self._pieces, head * max(chunks) // _LEAST_MESSAGE, longest))
+        chunks = _cut(heads.heads // len(heads.lengths), self.chunks, head)
+        return chunks, max(1, min(self.pieces, head * max(chunks) // _LEAST_MESSAGE, longest))
 
     def _share(self, size: int, device: torch.device) -> tuple[StreamMemory | None, str]:
         # The first rank makes it and tells the others where it is.
@@ -219,7 +214,7 @@ class HostMemory(GrownMemory[StreamMemory, HostBuffers]):
         memory = None
         try:
             share = share or open_host_share("host:{}:{}:{}".format(*where.tolist(), size))
-            memory = self._opened(share, dist.get_rank(self._group), self._group.size(), device)
+            memory = StreamMemory(share, dist.get_rank(self._group), self._group.size(), device)
         except (OSError, RuntimeError) as error:
             refusal = first_line(error)
             if share is not None:

@@ -63,7 +63,7 @@ class VirtualRegion:
 
     keeps_addresses = True  # it comes back at the same addresses, so that CUDA graphs which read it stay valid
 
-    def __init__(self, size: int, device: torch.device, chunk: int = _CHUNK):
+    def __init__(self, size: int, device: torch.device):
         self.device = device
         self._mapped: list[tuple[int, int]] = []
         self._address = 0
@@ -78,7 +78,7 @@ class VirtualRegion:
         step = c_size_t()
         cuda_driver.call("cuMemGetAllocationGranularity", byref(step), byref(self._properties), _RECOMMENDED)
         self.size = -(-max(size, 1) // step.value) * step.value
-        self._chunk = -(-chunk // step.value) * step.value
+        self._chunk = -(-_CHUNK // step.value) * step.value
         address = c_uint64()
         cuda_driver.call("cuMemAddressReserve", byref(address), self.size, 0, 0, 0)
         self._address = address.value

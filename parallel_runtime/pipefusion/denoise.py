@@ -29,10 +29,6 @@ class _PatchRun:
     evaluation: Evaluation
     denoiser: Denoiser
 
-    @property
-    def model_input(self) -> torch.Tensor:
-        return self.denoiser.model_input(self.evaluation)
-
     def advance(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Take the outputs of the CFG branches; return what the run asks for next (at its end x), and the denoised
         patch."""
@@ -41,7 +37,7 @@ class _PatchRun:
             self.evaluation = self.denoiser.masked(self.run.send(denoised))
         except StopIteration as finished:
             return finished.value, denoised
-        return self.model_input, denoised
+        return self.denoiser.model_input(self.evaluation), denoised
 
 
 class PipelineDenoising:
@@ -52,7 +48,7 @@ class PipelineDenoising:
         self._tensors, self._control = tensors, control
         self._x, self._preview = tensors["x"], denoising.request.preview
         self._runs = self._start()
-        self._latest = torch.cat([run.model_input for run in self._runs], dim=2)
+        self._latest = torch.cat([run.denoiser.model_input(run.evaluation) for run in self._runs], dim=2)
         self._denoised = torch.zeros_like(self._latest)
         self._votes = StopVotes(control, runner.mesh.members)
 
@@ -60,31 +56,25 @@ class PipelineDenoising:
     def run(self) -> torch.Tensor | None:
         """Return the finished latent (B, C, ...) float32 on the first stage, None on the others; Cancelled on all ranks
         before the same step."""
-        steps = len(self._tensors["sigmas"]) - 1
-        index = 0
-        try:
-            for index in range(steps):
-                if self._votes.stop():
-                    raise Cancelled
-                self._evaluate(index)
-                if index > 0:
-                    self._report(index - 1, steps)
-            self._receive_all()
+        steps, done = len(self._tensors["sigmas"]) - 1, 0
+        while done < steps and not self._votes.stop():
+            self._evaluate(done)
+            if done > 0:
+                self._report(done - 1, steps)
+            done += 1
+        if done > 0 and self._runner.first:
+            self._expect_runs()
+            self._receive(self._runs)  # what the last stage has sent, also where nobody will compute it
+        if done == steps:
             self._report(steps - 1, steps)
-        except Cancelled:
-            if index > 0:
-                self._receive_all()  # the last stage has sent what nobody will compute
-            self._end()
-            raise
-        # After any other error nothing is waited for: the others may never come, and the pool ends with its text.
-        self._end()
-        return self._latest.reshape(self._x.shape) if self._runner.first else None
-
-    def _end(self) -> None:
-        """All ranks end the run here together, finished or cancelled: nothing of it is left under way."""
+        # All ranks end the run here together, finished or cancelled: nothing of it is left under way. After an error
+        # nothing is waited for: the others may never come, and the pool ends with its text.
         self._runner.outbox.flush()
         self._votes.close()
         self._runner.finish()
+        if done < steps:
+            raise Cancelled
+        return self._latest.reshape(self._x.shape) if self._runner.first else None
 
     def _start(self) -> list[_PatchRun]:
         rows = flatten_rows(self._x)
@@ -140,11 +130,6 @@ class PipelineDenoising:
             self._latest[band] = parts[0]
             if self._preview:
                 self._denoised[band] = parts[1]
-
-    def _receive_all(self) -> None:
-        if self._runner.first:
-            self._expect_runs()
-            self._receive(self._runs)
 
     def _report(self, index: int, steps: int) -> None:
         """The first stage, which the client listens to, knows a step's denoised latent when the next has begun."""

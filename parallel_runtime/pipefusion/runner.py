@@ -17,7 +17,7 @@ from ..networks.network import Network
 from ..networks.shares import gather_batch
 from ..requests.conditioning import Conditioning
 
-_Forward = tuple[int, "Patch | None"]
+_Forward = tuple[int, Patch | None]
 
 
 class StageRunner:
@@ -58,7 +58,8 @@ class StageRunner:
         assert stage is not None
         for number, part in enumerate(self._parts):
             stage.receive = lambda shapes, dtype, key=(number, patch): self._receive(shapes, dtype, key)
-            stage.send = lambda streams: self.outbox.send(_pack(streams))
+            # One message of all streams, which are of one dtype.
+            stage.send = lambda streams: self.outbox.send(torch.cat([each.reshape(-1) for each in streams.values()]))
             stage.patch.begin(number, patch, self.patches[-1].tokens[1], self._keep)
             made = self._network.predict(stacked[part.x], timesteps[part.x], part.conditioning.arguments)
             if self.last:
@@ -78,10 +79,12 @@ class StageRunner:
             self._network.stages.now.forget()
 
     def _receive(self, shapes: Mapping[str, torch.Size], dtype: torch.dtype, key: _Forward) -> dict[str, Tensor]:
+        sizes = [shape.numel() for shape in shapes.values()]
         if key not in self._known:
-            self._known[key] = sum(shape.numel() for shape in shapes.values()), dtype
+            self._known[key] = sum(sizes), dtype
             self.inbox.expect(*self._known[key])
-        return _unpack(self.inbox.take(), shapes)
+        parts = self.inbox.take().split(sizes)
+        return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 def flatten_rows(latent: Tensor) -> Tensor:
@@ -138,14 +141,3 @@ class Inbox:
         if work is not None:
             work.wait()
         return message
-
-
-def _pack(tensors: Mapping[str, Tensor]) -> Tensor:
-    """One message of several tensors of one dtype."""
-    return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
-
-
-def _unpack(message: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """The tensors of a message, views of it."""
-    parts = message.split([shape.numel() for shape in shapes.values()])
-    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}

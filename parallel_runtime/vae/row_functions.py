@@ -6,18 +6,13 @@ it ends. Group norms add up over the ranks. All else is local: it works on chann
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from ..acceleration import channels_last
-from ..acceleration.fused_functions import FusedFunctions
-from ..replaced import replaced
+from ..acceleration.channels_last import FusedFunctions
 from .families import Half
 from .rows import Rows
 
@@ -27,17 +22,13 @@ _SOME = 16  # convolutions from one call of `now_and_then` to the next
 
 class RowFunctions(FusedFunctions):
     """Inside, tensors with rows are this rank's share, and `now_and_then` is called by all ranks before the same
-    convolutions. Where `half` is None, functions stay PyTorch's; for `fused` see `run_half`."""
+    convolutions. Functions of an unknown `half` stay PyTorch's; for `fused` see `run_half`."""
 
     def __init__(self, half: Half | None, rows: Rows, now_and_then: Callable[[], None], fused: bool):
-        super().__init__(fused)
-        self._now_and_then = now_and_then
-        self._convolutions = 0
-        self._rows = rows
+        super().__init__(fused and half is not None)
+        self._rows, self._now_and_then, self._convolutions = rows, now_and_then, 0
         self._noise = half is not None and half.noise
-        if half is None:
-            self._known.clear()
-        elif rows.shared:
+        if rows.shared:
             self._known |= {torch.cudnn_convolution: self._over_border, F.pad: self._pad}
             self._known[torch.group_norm] = self._group_norm
 
@@ -51,17 +42,6 @@ class RowFunctions(FusedFunctions):
         if self._noise and function in (torch.randn, torch.randn_like):
             return self._drawn(function, args, dict(kwargs or {}))
         return super().__torch_function__(function, types, args, kwargs)
-
-    @contextlib.contextmanager
-    def norms_of(self, part: nn.Module) -> Iterator[None]:
-        """Inside, norms that are modules of ComfyUI's are computed here, too."""
-        with contextlib.ExitStack() as stack:
-            for module in channels_last.length_norms(part):
-                stack.enter_context(replaced(module, "forward", partial(self._length_norm, module, module.forward)))
-            yield
-
-    def _length_norm(self, module: Any, plain: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return self._begin(channels_last.length_norm(x, module.gamma.to(x))) if self._takes(x) else plain(x)
 
     def _without_bias(self, function: Any, given: dict[str, Any]) -> Any:
         return self._over_border(function, given) if self._rows.shared else function(**given)
@@ -86,10 +66,8 @@ class RowFunctions(FusedFunctions):
             kernel = list(weight.shape)
             raise NotImplementedError(f"{own} rows and a kernel of {kernel}, by {rows} padded, {stride} apart")
         if stride != 1 or own < 2 * rows:
-            above, below = self._rows.border(x, rows, rows)()
-            parts = [part for part in (above, x, below) if part is not None]
-            ends = [rows if part is None else 0 for part in (above, below)]
-            return convolve(F.pad(torch.cat(parts, -2), (0, 0, *ends)), 0)
+            x, ends = self._bordered(x, rows, rows)
+            return convolve(F.pad(x, (0, 0, *ends)), 0)
         wait = self._rows.border(x, rows, rows)
         done = convolve(x, rows)
         above, below = wait()
@@ -104,16 +82,20 @@ class RowFunctions(FusedFunctions):
         x, pad = given.pop("input"), list(given.pop("pad"))
         if x.ndim < 4 or len(pad) < 4 or not any(pad[2:4]):
             return function(x, pad, **given)
-        above, below = self._rows.border(x, pad[2], pad[3])()
-        pad[2:4] = pad[2] if above is None else 0, pad[3] if below is None else 0
-        parts = [part for part in (above, x, below) if part is not None]
-        return function(torch.cat(parts, -2), pad, **given)
+        x, pad[2:4] = self._bordered(x, pad[2], pad[3])
+        return function(x, pad, **given)
 
-    def _plain_norm(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
-        """By a batch norm with given numbers: a single pass, which rounds once."""
-        if not self._rows.shared:
-            return super()._plain_norm(function, given)
+    def _bordered(self, x: torch.Tensor, above: int, below: int) -> tuple[torch.Tensor, tuple[int, int]]:
+        """x with so many rows of the neighbours, and how many are to be padded, as the picture ends there."""
+        first, last = self._rows.border(x, above, below)()
+        parts = [part for part in (first, x, last) if part is not None]
+        return torch.cat(parts, -2), (above if first is None else 0, below if last is None else 0)
+
+    def _group_norm(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
+        """Where no kernel takes it by a batch norm with given numbers: a single pass, which rounds once."""
         x, groups = given["input"], given["num_groups"]
+        if self._takes(x) or not self._rows.shared:
+            return super()._group_norm(function, given)
         batch, channels = x.shape[:2]
         of_group = channels // groups
         grouped = x.reshape(batch, groups, -1)
@@ -128,18 +110,16 @@ class RowFunctions(FusedFunctions):
         rows = x.reshape(1, batch * channels, *x.shape[2:])
         return F.batch_norm(rows, mean, variance, weight, bias, eps=given.get("eps", 1e-5)).reshape(x.shape)
 
-    def _sum(self, numbers: torch.Tensor) -> torch.Tensor:
-        return self._rows.add(numbers)
-
-    def _all_rows(self, own: int) -> int:
-        return sum(self._rows.shares_of(own))
+    def _of_all(self, sums: torch.Tensor, rows: int) -> tuple[torch.Tensor, int]:
+        whole = sum(self._rows.shares_of(rows))
+        return self._rows.add(sums), whole
 
     def _drawn(self, function: Any, args: tuple[Any, ...], given: dict[str, Any]) -> torch.Tensor:
         """Noise in the order of a picture, however it lies in memory: every rank draws all, and keeps its rows."""
         first = args[0]
         like = isinstance(first, torch.Tensor)
         size = list(first.shape if like else first if isinstance(first, Iterable) else args)
-        size[-2] = self._all_rows(size[-2])
+        size[-2] = sum(self._rows.shares_of(size[-2]))
         return self._rows.cut(function(first.new_empty(size) if like else size, **given))
 
 

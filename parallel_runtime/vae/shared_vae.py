@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from ..acceleration.channels_last import length_norms
 from ..mesh.agreement import failing_at_the_next_vote
 from ..networks.shares import split_sizes
 from ..replaced import replaced
@@ -49,7 +51,7 @@ def run_half(
     vae: nn.Module, name: str, x: torch.Tensor, *, unit: int, ranks: int, rank: int, group: dist.ProcessGroup | None,
     options: Mapping[str, Any] = MappingProxyType({}), tried: bool = False, fused: bool = True,
     now_and_then: Callable[[], None] = lambda: None,
-    through: Callable[[Run, torch.Tensor], torch.Tensor] = lambda run, own: run(own),
+    through: Callable[[Run, torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor | None:  # fmt: skip
     """Encode or decode. Each of the ranks calls it with the same tensor; the first returns what the VAE alone would,
     the others None. PeerFailedError: another rank could not run its part.
@@ -57,30 +59,17 @@ def run_half(
     Args:
         x: empty afterwards where several ranks share it: each keeps its own rows, and the memory of the whole is free.
         unit: see `shared_ranks`, which says how many ranks there are; they talk over `group`.
-        options: further arguments of the VAE's method.
         tried: memory for it is there; else the ranks vote before each exchange on whether all are well.
         fused: whether channels_last.py's kernels may be used, on every rank alike.
         now_and_then: called by all ranks at the same places; what it raises ends the run there. Not in a recording.
-        through: runs the part of a rank that shares the rows with others.
+        through: what runs the part of a rank that shares the rows with others, if not the rank itself.
     """
-    if methods := find_tiled(vae, name):
-        with (
-            failing_at_the_next_vote(None if tried else group) as vote,
-            shared_tiles(vae, name, methods, Rows(rank, (1,) * ranks, vote, group), now_and_then),
-        ):
-            done = _call(vae, name, x, None, options)
-        return done if rank == 0 else None
-    half = find_half(vae, name)
-    alone = Rows(0, (1,), lambda: None)
-    if half is None:
-        with RowFunctions(None, alone, now_and_then, False):
-            return _call(vae, name, x, half, options)
-    part = getattr(vae, name)
-    if ranks == 1:
-        with RowFunctions(half, alone, now_and_then, fused) as functions, functions.norms_of(part):
-            return _call(vae, name, functions.arranged(x), half, options)
+    half, part, on_gpu = find_half(vae, name), getattr(vae, name, vae), x.is_cuda
     with failing_at_the_next_vote(None if tried else group) as vote:
-        on_gpu = x.is_cuda
+        if methods := find_tiled(vae, name):
+            with shared_tiles(vae, name, methods, Rows(rank, (1,) * ranks, vote, group), now_and_then):
+                done = _call(vae, name, x, None, options)
+            return done if rank == 0 else None
 
         def vote_now_and_then() -> None:
             if not (on_gpu and torch.cuda.is_current_stream_capturing()):
@@ -88,14 +77,16 @@ def run_half(
                 now_and_then()
 
         def run(own: torch.Tensor) -> torch.Tensor:
-            functions = RowFunctions(half, rows, vote_now_and_then, fused)
-            with _shared(part, half, rows), functions, functions.norms_of(part):
+            with RowFunctions(half, rows, vote_now_and_then, fused) as functions, _changed(part, half, rows, functions):
                 return _call(vae, name, functions.arranged(own), half, options)
 
-        rows = Rows(rank, tuple(unit * share for share in split_sizes(x.shape[-2] // unit, ranks)), vote, group)
+        shares = split_sizes(x.shape[-2] // unit, ranks) if ranks > 1 else [1]
+        rows = Rows(rank, tuple(unit * share for share in shares), vote, group)
+        if ranks == 1:
+            return run(x)
         own = rows.cut(x)
         x.set_()  # type: ignore[call-overload]  # whoever called holds it, too
-        return rows.gather(through(run, own), to=0)
+        return rows.gather(run(own) if through is None else through(run, own), to=0)
 
 
 def _call(vae: Any, name: str, x: torch.Tensor, half: Half | None, options: Mapping[str, Any]) -> torch.Tensor:
@@ -108,8 +99,8 @@ def _call(vae: Any, name: str, x: torch.Tensor, half: Half | None, options: Mapp
 
 
 @contextlib.contextmanager
-def _shared(part: nn.Module, half: Half, rows: Rows) -> Iterator[None]:
-    """Inside, attention is over all rows."""
+def _changed(part: nn.Module, half: Half | None, rows: Rows, functions: RowFunctions) -> Iterator[None]:
+    """Inside, norms that are modules of ComfyUI's are computed by `functions`, and attention is over all rows."""
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         both = rows.gather(torch.cat((key, value), 1))
@@ -120,6 +111,11 @@ def _shared(part: nn.Module, half: Half, rows: Rows) -> Iterator[None]:
         return F.scaled_dot_product_attention(q, k, v).squeeze(1).transpose(1, 2).reshape(query.shape)
 
     with contextlib.ExitStack() as stack:
+        for module in length_norms(part):
+            stack.enter_context(replaced(module, "forward", partial(functions.length_norm, module, module.forward)))
+        if half is None or not rows.shared:
+            yield
+            return
         for module in part.modules():
             for name in ("optimized_attention", "optimized_vae_attention"):
                 if hasattr(module, name):

@@ -21,8 +21,6 @@ from ..requests.requests import VaeFile
 from ..said import said
 from .shared_vae import Run
 
-Kind = tuple[str, tuple[int, ...]]  # a half, and the shape that it was given
-
 
 class VaeReader(Reader):
     """Has ComfyUI load a VAE of a file with this stamp; see `Reader`. `unit`, once it was opened, is how many rows of a
@@ -30,9 +28,7 @@ class VaeReader(Reader):
 
     def __init__(self, file: VaeFile, stamp: Identity, device: torch.device):
         super().__init__(file.path, stamp)
-        self.unit = 1
-        self._file = file
-        self._device = device
+        self.unit, self._file, self._device = 1, file, device
 
     def begin(self, on_bytes: OnBytes) -> tuple[nn.Module, Find]:
         on_bytes(0, self._file.size)
@@ -48,11 +44,11 @@ class RecordedPart(RecordedForward):
     """A rank's part of a picture as a CUDA graph: several ranks compute it faster than Python launches its kernels.
     Records, as `RecordedForward`, what is given with each call, and computes the same from the same rows."""
 
-    def __init__(self, record: Any = None):
-        super().__init__(lambda own, **kind: self._run(own), record=record)
+    def __init__(self) -> None:
+        super().__init__(lambda own, **kind: self._run(own))
         self._run: Run
 
-    def record_or_run(self, mesh: Mesh, run: Run, own: torch.Tensor, **kind: int) -> torch.Tensor:
+    def record_or_run(self, mesh: Mesh, run: Run, own: torch.Tensor, **kind: int | str) -> torch.Tensor:
         """Run it, or its recording; `kind`: on what else `run` depends, on any rank. Collective over the sequence."""
         with replaced(self, "_run", run):  # and not for longer: it holds the request
             made: torch.Tensor = self(mesh, (own,), kind)
@@ -63,28 +59,20 @@ class VaeWeights(LoadedWeights):
     """A VAE's weights; for the arguments `VaeReader`."""
 
     def __init__(self, file: VaeFile, stamp: Identity, device: torch.device):
-        self._vae = VaeReader(file, stamp, device)
+        self.reader = VaeReader(file, stamp, device)
         self.recorded = RecordedPart()
-        self.tried = set[Kind]()  # those that ran since the weights are here: their memory was there
-        self.replayed = set[Kind]()  # those that were recorded, and hold their memory
-        self.unrecorded = set[Kind]()  # those whose recording failed
-        super().__init__(self._vae, device)
-
-    @property
-    def unit(self) -> int:
-        """Rows of a picture that a row of the latent is made of."""
-        return self._vae.unit
+        # Kinds of runs since the weights are here, for which memory was there, and whether they may be recorded.
+        self.tried: dict[str, bool] = {}
+        super().__init__(self.reader, device)
 
     def give_back(self) -> None:
         """Return their memory and that of recordings; whether there is enough for a run is to be tried anew."""
-        for kinds in (self.tried, self.replayed, self.unrecorded):
-            kinds.clear()
+        self.tried.clear()
         self.recorded.lose()
         super().give_back()
 
     def forget_runs(self) -> None:
         """Let go of what runs have left behind. Every rank of the pool calls it."""
-        self.replayed.clear()
         self.recorded.clear()
 
 

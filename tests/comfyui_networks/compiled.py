@@ -26,6 +26,7 @@ from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.token_split import TokenSplit
 from parallel_runtime.requests.patches import CARRIED, PATCHES, REPLACED, Patch
 from parallel_runtime.switches import VARIABLE
+from tests.recorders import recorded_by
 
 
 def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend: str) -> dict[str, Any]:
@@ -114,7 +115,8 @@ def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any
 
         return replay
 
-    recorded = RecordedForward(network.call_at_once, split.read, recorder, probe=comfy_network._other_values)
+    recorded = RecordedForward(network.call_at_once, split.read, comfy_network._other_values)
+    recorded_by(recorder, recorded)
     mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     assert mesh is not None
     differences = []

@@ -23,6 +23,7 @@ from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.networks.token_split import TokenSplit
 from tests.pretended_gpu import PretendedGpu, inside, module_to_gpu, to_gpu
+from tests.recorders import recorded_by
 
 STEPS = 5
 
@@ -70,7 +71,8 @@ def _record(module: torch.nn.Module, arguments: dict[str, Any], real: bool) -> d
         recorded = network._recorded
     else:
         module_to_gpu(module)
-        recorded = RecordedForward(network.call_at_once, held.split.read, gpu.record, probe=comfy_network._other_values)
+        recorded = RecordedForward(network.call_at_once, held.split.read, comfy_network._other_values)
+        recorded_by(gpu.record, recorded)
     assert recorded is not None
     differences, sent = [], 0
     # The calls are those of `forward`, which is more than the seam in some networks.
@@ -87,8 +89,8 @@ def _record(module: torch.nn.Module, arguments: dict[str, Any], real: bool) -> d
                 sent = max(sent, sum(count for what, count in gpu.crossed.items() if what.endswith("to the GPU")))
             one, other = outputs if real else map(inside, outputs)
             differences.append(float((one - other).abs().max() / one.abs().max()))
-    kinds: list[Any] = list(recorded._recordings(single_rank_mesh()).kinds.values())
-    held_by = [kind.holds.__self__ for kind in kinds if kind.replay is not None]
+    kinds: list[Any] = list(recorded._over[single_rank_mesh().sequence_ranks].kinds.values())
+    held_by = [kind.host for kind in kinds if kind.replay is not None]
     return {"differences": differences, "kept": bool(held_by), "said": lines, "sent": sent}
 
 

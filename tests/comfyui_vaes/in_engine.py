@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ from parallel_runtime.vae import vae_weights
 from parallel_runtime.vae.vae_weights import RecordedPart
 from tests.comfyui_vaes.tiny import TINY, make
 from tests.parallel_runtime.staged_run import Quiet
+from tests.recorders import recorded_by
 
 MEMORY = 1000
 """That a run is estimated to take."""
@@ -75,7 +75,7 @@ def decode(rank: int, world_size: int, comfyui: str, folder: str) -> dict[str, A
 
     with (
         mock.patch.object(vae_weights, "load_vae", load),
-        mock.patch.object(vae_weights, "RecordedPart", side_effect=partial(RecordedPart, recorder)),
+        mock.patch.object(vae_weights, "RecordedPart", side_effect=lambda: recorded_by(recorder, RecordedPart())),
         mock.patch.object(prepared_vae, "can_be_recorded", return_value=True),
         mock.patch.object(torch.cuda, "mem_get_info", side_effect=lambda device: (free[0], 2**40)),
     ):

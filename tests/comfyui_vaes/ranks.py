@@ -23,6 +23,7 @@ from parallel_runtime.vae.shared_vae import Run, run_half, shared_ranks
 from parallel_runtime.vae.vae_weights import RecordedPart
 from tests.comfyui_vaes import plain_kernels
 from tests.comfyui_vaes.tiny import TINY, make
+from tests.recorders import recorded_by
 
 
 @contextlib.contextmanager
@@ -96,7 +97,8 @@ def record(rank: int, world_size: int, comfyui: str, names: list[str], real: boo
         if half is None or half.noise:
             continue
         found[name] = {"differences": [], "ran": 0, "rows": 0, "known": half.recorded}
-        recorded = RecordedPart(None if real else partial(_pretend_to_record, found[name]))
+        recorded = RecordedPart()
+        recorded_by(None if real else partial(_pretend_to_record, found[name]), recorded)
 
         def through(run: Run, own: torch.Tensor, recorded: Any = recorded, told: Any = found[name]) -> torch.Tensor:
             def counted(given: torch.Tensor) -> torch.Tensor:

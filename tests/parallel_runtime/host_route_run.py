@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 
 import torch
@@ -94,12 +93,20 @@ def both_ways(
     return attend_through_host(*own, kernel=kernel, buffers=buffers, scale=scale), expected
 
 
+def cut_so(chunks: int, pieces: int) -> HostMemory:
+    """Memory of all ranks, for heads in at most so many chunks and pieces."""
+    memory = HostMemory(dist.group.WORLD)
+    memory.chunks, memory.pieces = chunks, pieces
+    return memory
+
+
 def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
     """{"alike": whether each case (batch, heads, lengths, chunks, pieces, scale) has the bits of `ulysses_attention`,
     twice, "words": what words are left behind, "largest": difference to attention over all tokens on one rank}."""
     grown_memory._LEAST_MESSAGE = 1
     device, alike, largest = torch.device("cpu"), [], 0.0
-    memories = {(c, p): HostMemory(dist.group.WORLD, c, p, PolledMemory) for *_, c, p, _ in cases}
+    grown_memory.StreamMemory = PolledMemory  # type: ignore[misc]
+    memories = {(c, p): cut_so(c, p) for *_, c, p, _ in cases}
     for batch, heads, lengths, chunks, pieces, scale in cases:
         generator = torch.Generator().manual_seed(sum(lengths) + heads)
         whole = torch.randn(3, batch, sum(lengths), heads, HEAD_DIM, generator=generator)
@@ -130,7 +137,8 @@ def grow(rank: int, world_size: int) -> dict[str, Any]:
             raise RuntimeError("no")
         return PolledMemory(share, *place)
 
-    memory = HostMemory(dist.group.WORLD, 2, 1, opened)
+    grown_memory.StreamMemory = opened  # type: ignore[assignment,misc]
+    memory = cut_so(2, 1)
 
     def ask(tokens: int) -> bool:
         lengths = (tokens,) * world_size
@@ -157,7 +165,7 @@ def forwards(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, An
     went through the host, "in chunks": whether these were cut}."""
     grown_memory._LEAST_MESSAGE = 1
     head_routes.may_go_through_host = lambda device: True
-    head_routes.HostMemory = partial(HostMemory, opened=PolledMemory)  # type: ignore[misc]
+    grown_memory.StreamMemory = PolledMemory  # type: ignore[misc]
     went: list[bool] = []
 
     def attend(*parts: torch.Tensor, **how: Any) -> torch.Tensor:
@@ -192,7 +200,7 @@ def on_gpu(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]
     for batch, heads, lengths, chunks, pieces, scale in cases:
         padded = -(-heads // world_size) * world_size
         shape = ExchangedHeads(tuple(lengths), batch, padded, 128, torch.bfloat16, device)
-        memory = HostMemory(dist.group.WORLD, chunks, pieces) if chunks else routes
+        memory = cut_so(chunks, pieces) if chunks else routes
         buffers = memory.buffers(shape)
         found["through host"] = isinstance(buffers, HostBuffers)
         assert isinstance(buffers, HostBuffers)

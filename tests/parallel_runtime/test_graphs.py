@@ -23,6 +23,7 @@ from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.marked_blocks import Pulse
 from parallel_runtime.requests.control import Cancelled
 from tests.ranks import run_ranks
+from tests.recorders import recorded_by
 
 ONE = single_rank_mesh()
 CAPTURING = "operation not permitted when stream is capturing"
@@ -62,7 +63,7 @@ def counted() -> tuple[Any, list[int]]:
 def test_a_repeated_call_is_recorded_after_its_warm_runs_and_gives_what_the_forward_gives():
     forward, _ = counted()
     recorder = Recorder()
-    recorded = RecordedForward(forward, record=recorder)
+    recorded = recorded_by(recorder, RecordedForward(forward))
     for step in range(WARM_RUNS + 3):
         x, bias = torch.randn(3), torch.randn(3)
         output = recorded(ONE, (x,), {"factor": 3.0, "more": {"bias": bias}})
@@ -80,7 +81,7 @@ def test_a_forward_is_recorded_anew_after_one_run_when_the_memory_that_its_group
             tables[peers.made] = torch.tensor([1.0, 2.0, 3.0], device=x.device)
         return x * tables[peers.made]
 
-    recorded = RecordedForward(forward, record=recorder, probe=lambda tensors: [2 * tensors[0]])
+    recorded = recorded_by(recorder, RecordedForward(forward, probe=lambda tensors: [2 * tensors[0]]))
     mesh = replace(ONE, peers=peers)
     for step in range(WARM_RUNS + 5):
         if step == WARM_RUNS + 2:
@@ -101,7 +102,7 @@ def test_a_forward_that_is_long_is_run_and_never_recorded(monkeypatch, long):
     monkeypatch.setattr(graphs, "timed", timed)
     forward, runs = counted()
     recorder = Recorder()
-    recorded = RecordedForward(forward, record=recorder)
+    recorded = recorded_by(recorder, RecordedForward(forward))
     for _ in range(WARM_RUNS + 4):
         x = torch.randn(3)
         assert torch.equal(recorded(ONE, (x,), {})[0], 2 * x)
@@ -120,7 +121,7 @@ def test_a_run_that_a_cancel_ended_does_not_count_so_a_long_one_is_not_recorded_
         return 2 * x
 
     recorder = Recorder()
-    recorded = RecordedForward(forward, record=recorder)
+    recorded = recorded_by(recorder, RecordedForward(forward))
     for call in range(WARM_RUNS + 4):
         with pytest.raises(Cancelled) if call == WARM_RUNS - 1 else contextlib.nullcontext():
             recorded(ONE, (torch.ones(2),), {})
@@ -157,7 +158,7 @@ def test_a_gpu_tells_whether_a_forward_was_long():
 def test_another_kind_of_call_gets_a_recording_of_its_own(change):
     forward, _ = counted()
     recorder = Recorder()
-    recorded = RecordedForward(forward, record=recorder)
+    recorded = recorded_by(recorder, RecordedForward(forward))
     other = {
         "shape": (ONE, torch.randn(4), {}),
         "dtype": (ONE, torch.randn(3, dtype=torch.float64), {}),
@@ -175,7 +176,7 @@ def test_another_kind_of_call_gets_a_recording_of_its_own(change):
 
 def test_arguments_that_cannot_be_compared_run_plainly():
     recorder = Recorder()
-    recorded = RecordedForward(lambda x, note: x + 1, record=recorder)
+    recorded = recorded_by(recorder, RecordedForward(lambda x, note: x + 1))
     for _ in range(WARM_RUNS + 2):
         recorded(ONE, (torch.zeros(1), object()), {})
     assert recorder.recorded == 0
@@ -184,7 +185,7 @@ def test_arguments_that_cannot_be_compared_run_plainly():
 def test_the_oldest_kind_is_forgotten():
     forward, _ = counted()
     recorder = Recorder()
-    recorded = RecordedForward(forward, record=recorder)
+    recorded = recorded_by(recorder, RecordedForward(forward))
     for size in [*range(1, KEPT + 2), 1]:
         for _ in range(WARM_RUNS + 1):
             recorded(ONE, (torch.randn(size),), {})
@@ -201,7 +202,7 @@ def test_the_oldest_kind_is_forgotten():
 )
 def test_a_failed_recording_ends_the_recording_with_one_line_and_the_call_has_its_result(error, said, caplog):
     forward, runs = counted()
-    recorded = RecordedForward(forward, record=Recorder(error))
+    recorded = recorded_by(Recorder(error), RecordedForward(forward))
     for _ in range(WARM_RUNS + 4):
         assert torch.equal(recorded(ONE, (torch.ones(2),), {})[0], torch.full((2,), 2.0))
     assert [record.getMessage() for record in caplog.records] == [
@@ -226,7 +227,7 @@ def test_a_recording_is_believed_only_if_it_follows_other_values(recorder, belie
     def forward(x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
         return x * timestep
 
-    recorded = RecordedForward(forward, record=recorder, probe=lambda given: [0.9 * each for each in given])
+    recorded = recorded_by(recorder, RecordedForward(forward, probe=lambda given: [0.9 * each for each in given]))
     for step in range(WARM_RUNS + 3):
         x, timestep = torch.randn(3), torch.tensor(1.0 + step)
         assert torch.equal(recorded(ONE, (x, timestep), {}), x * timestep)
@@ -248,7 +249,7 @@ def test_a_rank_alone_records_again_what_it_lost_and_one_of_several_only_when_th
     several = Mesh(ParallelPlan(ulysses=2), 0, ONE.coordinate, sequence=SimpleNamespace(group_name="0"))
     for mesh, again in ((ONE, 1), (several, 0)):
         recorder = Recorder()
-        recorded = RecordedForward(forward, record=recorder)
+        recorded = recorded_by(recorder, RecordedForward(forward))
         for _ in range(WARM_RUNS + 2):
             recorded(mesh, (torch.randn(3),), {})
         assert recorder.recorded == 1
@@ -286,15 +287,15 @@ def record_on_ranks(rank: int, world_size: int) -> dict[str, Any]:
     def run(recorded: RecordedForward) -> list[float]:
         return [recorded(mesh, (torch.full((1,), float(step)),), {}).item() for step in range(WARM_RUNS + 4)]
 
-    failing = RecordedForward(forward, record=Recorder(RuntimeError(CAPTURING) if rank == 1 else None))
+    failing = recorded_by(Recorder(RuntimeError(CAPTURING) if rank == 1 else None), RecordedForward(forward))
     outputs = run(failing)
     outputs, recorded = [outputs], []
     for long in ((1,), (0, 1)):
         recorder = Recorder()
         with mock.patch.object(graphs, "timed", lambda run, device, long=long: (run(), lambda: rank in long)):
-            outputs.append(run(RecordedForward(forward, record=recorder)))
+            outputs.append(run(recorded_by(recorder, RecordedForward(forward))))
         recorded.append(recorder.recorded)
-    return {"outputs": outputs, "enabled": failing._recordings(mesh).enabled, "recorded": recorded}
+    return {"outputs": outputs, "enabled": failing._over[mesh.sequence_ranks].enabled, "recorded": recorded}
 
 
 def test_where_one_rank_fails_to_record_or_all_take_long_no_rank_replays():
@@ -499,7 +500,7 @@ def test_gpu_memory_can_be_let_go_after_a_recording_that_failed():
 def test_kinds_of_which_one_is_compiled_take_turns_and_each_keeps_its_recording():
     forward, _ = counted()
     recorder = Recorder()
-    recorded = RecordedForward(forward, record=recorder)
+    recorded = recorded_by(recorder, RecordedForward(forward))
     short, long = torch.randn(3), torch.randn(5)
     for _ in range(WARM_RUNS + 3):  # as steps with two texts, the graphs of one of which could not be made
         for x, compiled in ((short, True), (long, False)):
@@ -510,12 +511,12 @@ def test_kinds_of_which_one_is_compiled_take_turns_and_each_keeps_its_recording(
 def test_a_kind_that_runs_compiled_from_now_on_lets_its_old_recording_go_and_no_other():
     forward, _ = counted()
     recorder = Recorder()
-    recorded = RecordedForward(forward, record=recorder)
+    recorded = recorded_by(recorder, RecordedForward(forward))
     short, long = torch.randn(3), torch.randn(5)
     for _ in range(WARM_RUNS + 2):
         recorded(ONE, (short,), {})
         recorded(ONE, (long,), {})
-    kept = [weakref.ref(kind) for kind in recorded._recordings(ONE).kinds.values()]
+    kept = [weakref.ref(kind) for kind in recorded._over[ONE.sequence_ranks].kinds.values()]
     recorded(ONE, (short,), {}, True)
     assert [kind() is None for kind in kept] == [True, False]
     for _ in range(WARM_RUNS + 2):

@@ -21,6 +21,7 @@ from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.switches import VARIABLE
 from tests.pretended_gpu import PretendedGpu, to_gpu
 from tests.ranks import run_ranks
+from tests.recorders import recorded_by
 
 ONE = single_rank_mesh()
 CPU = torch.device("cpu")
@@ -74,13 +75,12 @@ SENDING: list[Callable[[torch.Tensor], torch.Tensor]] = [
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("forward", SENDING)
 def test_a_recording_holds_what_its_forward_sends_from_the_host(forward, device):
-    recorded = RecordedForward(
-        forward, record=again if device == "cpu" else None, probe=lambda tensors: [0.9 * each for each in tensors]
-    )
+    recorded = RecordedForward(forward, probe=lambda tensors: [0.9 * each for each in tensors])
+    recorded_by(again if device == "cpu" else None, recorded)
     for _ in range(WARM_RUNS + 4):
         x = torch.randn(4, device=device)
         assert torch.equal(recorded(ONE, (x,), {}), forward(x))
-    (kind,) = recorded._recordings(ONE).kinds.values()
+    (kind,) = recorded._over[ONE.sequence_ranks].kinds.values()
     assert kind.replay is not None
 
 
@@ -138,11 +138,7 @@ UNLIKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", UNLIKE)
 def test_a_forward_that_sends_other_values_for_another_timestep_is_not_recorded(name, caplog):
-    recorded = RecordedForward(
-        UNLIKE[name],
-        record=again,
-        probe=lambda tensors: [0.5 * each for each in tensors],
-    )
+    recorded = recorded_by(again, RecordedForward(UNLIKE[name], probe=lambda tensors: [0.5 * each for each in tensors]))
     for _ in range(WARM_RUNS + 3):
         recorded(ONE, (torch.ones(4),), {})
     (message,) = caplog.messages
@@ -187,11 +183,8 @@ FIRST, SECOND = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0.0, 1.0, 0.0,
 def test_a_replay_is_no_result_where_its_forward_would_read_other_numbers(name, device):
     forward = READING[name]
     gpu = PretendedGpu()
-    recorded = RecordedForward(
-        forward,
-        record=gpu.record if device == "pretended" else None,
-        probe=lambda tensors: [0.9 * tensors[0], tensors[1]],
-    )
+    recorded = RecordedForward(forward, probe=lambda tensors: [0.9 * tensors[0], tensors[1]])
+    recorded_by(gpu.record if device == "pretended" else None, recorded)
 
     def run(mask: torch.Tensor, times: int) -> bool:
         for _ in range(times):
@@ -199,7 +192,7 @@ def test_a_replay_is_no_result_where_its_forward_would_read_other_numbers(name, 
             there = to_gpu((x, mask)) if device == "pretended" else (x.to(device), mask.to(device))
             found = recorded(ONE, there, {})
             assert torch.equal(found.inside if device == "pretended" else found.cpu(), forward(x, mask))
-        (kind,) = recorded._recordings(ONE).kinds.values()
+        (kind,) = recorded._over[ONE.sequence_ranks].kinds.values()
         return kind.replay is not None
 
     with gpu if device == "pretended" else contextlib.nullcontext():
@@ -222,14 +215,14 @@ def read_on_ranks(rank: int, world_size: int) -> dict[str, Any]:
         dist.all_reduce(total, group=mesh.sequence)
         return total
 
-    recorded = RecordedForward(forward, record=again, probe=lambda tensors: [0.5 * tensors[0], tensors[1]])
+    recorded = recorded_by(again, RecordedForward(forward, probe=lambda tensors: [0.5 * tensors[0], tensors[1]]))
     outputs, kept = [], []
     for step in range(WARM_RUNS + 5):
         if step == WARM_RUNS + 2 and rank == 0:
             recorded.lose()  # and runs plainly what the other replays
         mask = torch.full((2,), 2.0 if rank == 1 and step > WARM_RUNS + 2 else 1.0)
         outputs.append(recorded(mesh, (torch.full((1,), float(step)), mask), {}).item())
-        (kind,) = recorded._recordings(mesh).kinds.values()
+        (kind,) = recorded._over[mesh.sequence_ranks].kinds.values()
         kept.append(kind.recorded)
     return {"outputs": outputs, "kept": kept}
 

@@ -105,12 +105,13 @@ class FakeDriver:
 def driver(monkeypatch) -> FakeDriver:
     fake = FakeDriver()
     monkeypatch.setattr(cuda_driver, "call", fake.call)
+    monkeypatch.setattr(arenas, "_CHUNK", 4 << 20)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     return fake
 
 
 def test_a_region_takes_and_gives_back_all_of_it_at_one_address(driver):
-    region = VirtualRegion((9 << 20) + 1, torch.device("cuda", 3), chunk=4 << 20)
+    region = VirtualRegion((9 << 20) + 1, torch.device("cuda", 3))
     assert (region.size, driver.used, bool(region._mapped)) == (10 << 20, 0, False)
     address = region.__cuda_array_interface__["data"]
     for _ in range(2):
@@ -129,7 +130,7 @@ def test_a_region_takes_and_gives_back_all_of_it_at_one_address(driver):
 
 def test_a_device_that_runs_out_half_way_gets_everything_back(driver):
     driver.memory = 6 << 20
-    region = VirtualRegion(10 << 20, torch.device("cuda", 0), chunk=4 << 20)
+    region = VirtualRegion(10 << 20, torch.device("cuda", 0))
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
         region.take()
     assert (driver.used, bool(region._mapped)) == (0, False)

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from ...acceleration import channels_last
-from ...acceleration.fused_functions import FusedFunctions
+from ...acceleration.channels_last import FusedFunctions
 
 
 class UnetFunctions(FusedFunctions):
@@ -19,6 +18,6 @@ class UnetFunctions(FusedFunctions):
 
     def _contiguous(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
         x, made = given.pop("input"), None
-        if not given and x.ndim == 4 and channels_last.takes(x):
+        if not given and x.ndim == 4 and self._takes(x):
             made = x if x.is_contiguous(memory_format=torch.channels_last) else None
         return made if made is not None else function(x, **given)
