@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from parallel_runtime.attention.choice import resolve_kernel
 from parallel_runtime.attention.kernels import KERNELS
-from parallel_runtime.attention.ulysses import WireLayout, ulysses_attention
+from parallel_runtime.attention.over_ranks import WireLayout, ulysses_attention
 from parallel_runtime.exchange.grown_memory import ExchangedHeads, HostMemory
 from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host
 

@@ -18,8 +18,7 @@ from .kernels import KERNELS, PACKAGES, Attend, AttendWithLse, is_missing
 log = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 77  # odd on purpose: a kernel that only takes multiples of 8 must not be chosen
-_CANDIDATES = ("cudnn", "flash3", "flash", "efficient")
-"""What `auto` measures on a GPU, in the order of preference where they are equally fast. None is lossy."""
+_CANDIDATES = ("cudnn", "flash3", "flash", "efficient")  # what `auto` measures, the preferred first; none is lossy
 _MEASURED_SHAPE = (1, 4608, 24)  # batch, tokens, heads: FLUX.1 at 1024²
 _WARM_CALLS, _TIMED_CALLS = 3, 5
 _SET_AUTO = "Set the attention backend to auto."
@@ -27,12 +26,9 @@ _TIE = 1.03  # a later candidate must be so much faster, or the choice would cha
 
 
 def resolve_kernel(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """Return the KERNELS key that `name`, one of config.ATTENTION_BACKENDS, stands for; ConfigurationError where it is
-    not installed or cannot run here, found by running it on a few tokens.
-
-    `auto` is the fastest lossless kernel on this GPU, and PyTorch's own choice on a CPU. Ranks choose for themselves:
-    kernels differ in rounding alone, and none takes part in an exchange.
-    """
+    """Return the KERNELS key that `name`, one of config.ATTENTION_BACKENDS, stands for: `auto` for the fastest lossless
+    one on this GPU. ConfigurationError where it is not installed or cannot run here, found by running it on a few
+    tokens. Ranks choose for themselves: kernels differ in rounding alone, and none takes part in an exchange."""
     if name == COMFYUIS:
         what = "Attention ComfyUI is a function of ComfyUI's own networks, and this network is diffusers'."
         raise ConfigurationError(what, _SET_AUTO)
@@ -43,8 +39,7 @@ def resolve_kernel(name: str, device: torch.device, dtype: torch.dtype, head_dim
         what = "Attention backend {name} needs the Python package {module}, which is not installed."
         fix = "Install {title}, or set the attention backend to auto."
         raise ConfigurationError(what, fix, name=repr(name), module=module, title=title)
-    refusal = _refusal(KERNELS[name].attend, device, dtype, head_dim)
-    if refusal is not None:
+    if (refusal := _refusal(KERNELS[name].attend, device, dtype, head_dim)) is not None:
         what = "Attention backend {name} cannot run on {where} ({refusal})."
         where = _where(device, dtype, head_dim)
         raise ConfigurationError(what, _SET_AUTO, name=repr(name), where=where, refusal=refusal)
@@ -61,8 +56,7 @@ def untouched_kernel(name: str, title: str) -> str:
 
 def check_ring(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
     """ConfigurationError, with the names of those that can, for a kernel that cannot attend to a part of the keys."""
-    refusal = _ring_refusal(name, device, dtype, head_dim)
-    if refusal is None:
+    if (refusal := _ring_refusal(name, device, dtype, head_dim)) is None:
         return
     able = ", ".join(other for other in KERNELS if _ring_refusal(other, device, dtype, head_dim) is None)
     what = "Attention backend {name} cannot run in a ring on {where} ({refusal})."

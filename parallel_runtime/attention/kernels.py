@@ -1,5 +1,5 @@
 """Attention kernels by name: query, key and value (batch, tokens, heads, head dim), maybe a mask and a scale ->
-attended values, shaped as the query; where keys come in parts (ring.py), each query's log-sum-exp besides.
+attended values, shaped as the query; where keys come in parts (over_ranks.py), each query's log-sum-exp besides.
 
 A mask broadcasts to (batch, heads, query tokens, key tokens), and is as PyTorch's: boolean, False hides a key; or added
 to the logit. Kernels that take none leave such calls to PyTorch's. Packages of kernels need not be there."""
@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-Attend = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "float | None"], Tensor]
-"""(query, key, value, mask, scale) -> attended values."""
+Attend = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "float | None"], Tensor]  # query, key, value, mask, scale
 WithLse = tuple[Tensor, Tensor]
 """Attended values, and the log (base e) of each query's sum of exponentials, (batch, heads, query tokens) float32."""
 AttendWithLse = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "float | None"], WithLse]

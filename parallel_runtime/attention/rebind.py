@@ -1,5 +1,4 @@
 """Replaces the one place where a diffusers attention processor computes attention, in one model only.
-
 A processor's `__call__` reaches attention through a global name of its module: `dispatch_attention_fn`, or `F` with
 `scaled_dot_product_attention` in the older ones. The model gets a copy whose `__call__` has that name bound to ours."""
 

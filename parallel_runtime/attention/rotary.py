@@ -24,11 +24,9 @@ def norm_rotate(
     queries: Tensors, keys: Tensors, query_weights: Tensors, key_weights: Tensors, eps: float, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Normalise each part (RMSNorm), such as text and image, join them along the tokens, rotate neighbouring pairs.
-
     Queries and keys are (batch, tokens, heads, head dim), keys of maybe fewer heads; weights for each part (head dim,),
     or (heads x head dim,) of norms over all heads; cos and sin ([batch or 1,] tokens of all parts, head dim) float32,
-    each value twice, or (..., head dim / 2), each once, of any strides.
-    """
+    each value twice, or (..., head dim / 2), each once, of any strides."""
     head_dim = queries[0].shape[-1]
     if queries[0].device.type == "cuda" and head_dim & (head_dim - 1) == 0:
         from .rotary_kernel import launch

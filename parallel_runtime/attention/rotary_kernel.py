@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST_HEADS_BY_FOUR_WARPS = 32
 Tensors = list[Tensor]
 
 
@@ -106,4 +105,4 @@ def angles(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, tuple[int, int, in
 
 def warps(heads: int) -> int:
     """For a program that holds all heads of a token."""
-    return 4 if heads <= MOST_HEADS_BY_FOUR_WARPS else 8
+    return 4 if heads <= 32 else 8

@@ -23,10 +23,8 @@ from .host_lanes import Slots, StreamMemory
 
 log = logging.getLogger(__name__)
 
-_LEAST = 64 << 20
-"""Bytes of the memory at least."""
-_KEPT = 64
-"""Kept buffers, one for each shape of attention; they all lie in the same memory."""
+_LEAST = 64 << 20  # bytes of the memory at least
+_KEPT = 64  # kept buffers, one for each shape of attention; they all lie in the same memory
 _LEAST_MESSAGE = 4 << 20
 """Bytes of a chunk, or a piece, at least: more of them launch too slowly where nothing is replayed (FLUX.1, 1024², two
 H100s: 4.5 ms an attention with pieces of 1.3 MB, 2.1 with 5.3; replayed 1.11 and 1.05)."""
@@ -37,15 +35,14 @@ Buffers = TypeVar("Buffers")
 
 @dataclass(frozen=True)
 class ExchangedHeads:
-    """One attention's heads, a multiple of the ranks of a group, as these exchange them: `lengths` are the tokens of
-    each, and `device` is this rank's GPU."""
+    """One attention's heads, a multiple of the ranks of a group, as these exchange them."""
 
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # tokens of each rank
     batch: int
     heads: int
     head_dim: int
     dtype: torch.dtype
-    device: torch.device
+    device: torch.device  # this rank's
 
     @property
     def token(self) -> int:
@@ -58,8 +55,7 @@ class GrownMemory(ABC, Generic[Memory, Buffers]):
     which its ranks run alike, and on their votes. Recordings and buffers hold it: what has grown goes when the last of
     them is gone."""
 
-    where: str
-    """What is shared, for the log."""
+    where: str  # what is shared, for the log
 
     def __init__(self, group: dist.ProcessGroup):
         self._group = group
@@ -67,8 +63,7 @@ class GrownMemory(ABC, Generic[Memory, Buffers]):
         self._size = 0
         self._too_large: float = math.inf
         self._buffers: OrderedDict[ExchangedHeads, Buffers] = OrderedDict()
-        self.made = 0
-        """How often memory was shared, a larger one or again; the same on all ranks."""
+        self.made = 0  # how often memory was shared, a larger one or again; the same on all ranks
 
     def free(self) -> None:
         """Let the memory go; it is made anew when it is asked for. Every rank of the group does so between the same
@@ -203,8 +198,14 @@ class HostMemory(GrownMemory[StreamMemory, HostBuffers]):
         return chunks, max(1, min(self.pieces, head * max(chunks) // _LEAST_MESSAGE, longest))
 
     def _share(self, size: int, device: torch.device) -> tuple[StreamMemory | None, str]:
-        # The first rank makes it and tells the others where it is.
-        share, refusal = _make(size) if dist.get_rank(self._group) == 0 else (None, "")
+        rank, share, refusal = dist.get_rank(self._group), None, ""
+        if rank == 0 and room_on_host() < size:
+            refusal = f"{size >> 20} MiB of the host's memory are not free"
+        elif rank == 0:  # it makes the memory, and tells the others where it is
+            try:
+                share = HostShare(size)
+            except OSError as error:
+                refusal = str(error)
         if not all_agree(not refusal, self._group, device):
             return None, refusal
         # Process and descriptor by which others find it.
@@ -214,22 +215,12 @@ class HostMemory(GrownMemory[StreamMemory, HostBuffers]):
         memory = None
         try:
             share = share or open_host_share("host:{}:{}:{}".format(*where.tolist(), size))
-            memory = StreamMemory(share, dist.get_rank(self._group), self._group.size(), device)
+            memory = StreamMemory(share, rank, self._group.size(), device)
         except (OSError, RuntimeError) as error:
             refusal = first_line(error)
             if share is not None:
                 share.close()
         return (memory, "") if all_agree(memory is not None, self._group, device) else (None, refusal)
-
-
-def _make(size: int) -> tuple[HostShare | None, str]:
-    """Memory for all ranks, or why there is none."""
-    if room_on_host() < size:
-        return None, f"{size >> 20} MiB of the host's memory are not free"
-    try:
-        return HostShare(size), ""
-    except OSError as error:
-        return None, str(error)
 
 
 def _cut(heads: int, chunks: int, head_bytes: int) -> tuple[int, ...]:

@@ -44,8 +44,7 @@ class HeadRoutes:
 
 
 def peers_are_near(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether writing to each other's memory is worth a try: GPUs of one host, peer access not forbidden. The same on
-    all ranks of a pool."""
+    """Whether writing to each other's memory is worth a try. The same on all ranks of a pool."""
     if device.type != "cuda" or os.environ.get("NCCL_P2P_DISABLE", "0") != "0":
         return False
     return _one_host() and torch.cuda.device_count() >= group.size()
@@ -72,14 +71,13 @@ def _reach_one_another(group: dist.ProcessGroup, device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class HeadSharing:
-    """Self-attention of a network on this rank, whose heads ranks may exchange over memory that they share; `kernel`, a
-    key of KERNELS, attends."""
+    """Self-attention of a network on this rank, whose heads ranks may exchange over memory that they share."""
 
     heads: int
     head_dim: int
     dtype: torch.dtype
     device: torch.device
-    kernel: str
+    kernel: str  # that attends, a key of KERNELS
 
     def fits(self, query: torch.Tensor) -> bool:
         """Whether the buffers are for attention of this kind, (batch, tokens, heads, head dim)."""
@@ -91,5 +89,4 @@ class HeadSharing:
             return None
         heads = -(-self.heads // len(lengths)) * len(lengths)
         wanted = ExchangedHeads(lengths, batch, heads, self.head_dim, self.dtype, self.device)
-        buffers: PeerBuffers | HostBuffers | None = mesh.peers.buffers(wanted)
-        return buffers
+        return mesh.peers.buffers(wanted)

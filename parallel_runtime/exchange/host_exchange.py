@@ -1,10 +1,9 @@
 """Ulysses through the host's memory, heads in chunks: while a GPU attends with one chunk, the next one travels.
 
-For GPUs of one host that do not reach each other's memory. The exchange is that of attention/ulysses.py, in another
+For GPUs of one host that do not reach each other's memory. The exchange is that of attention/over_ranks.py, in another
 order: query, key and value of all chunks go out first, then attended values, chunk by chunk, as they are computed.
 Copy engines do the copies, one in each direction. What is not hidden is the first chunk's way in and the last one's
-back. A chunk goes in pieces, so that it comes in on one GPU while the rest of it still goes out of the other.
-"""
+back. A chunk goes in pieces, so that it comes in on one GPU while the rest of it still goes out of the other."""
 
 from __future__ import annotations
 
@@ -12,10 +11,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..attention.kernels import Attend
+from ..attention.over_ranks import even_heads
 from ..mesh.launched import unbroken
 from .host_lanes import SLOTS, Exchange, StreamMemory
 
@@ -37,12 +36,10 @@ def attend_through_host(
 ) -> Tensor:
     """Attend over the tokens of all ranks; as `ulysses_attention`, with its bits, for any lengths. Collective over the
     group. Buffers are for these shapes, heads rounded up to a multiple of the ranks."""
-    degree, heads = len(buffers.lengths), query.shape[2]
-    if heads % degree:
-        query, key, value = (F.pad(part, (0, 0, 0, -heads % degree)) for part in (query, key, value))
+    heads = query.shape[2]
+    query, key, value = even_heads(len(buffers.lengths), query, key, value)
     with unbroken():
-        attended = _Way(query, key, value, buffers).go(kernel, scale)
-    return attended.narrow(2, 0, heads) if heads % degree else attended
+        return _Way(query, key, value, buffers).go(kernel, scale)[:, :, :heads]
 
 
 class _Way:
@@ -62,8 +59,7 @@ class _Way:
         self._returned = [query.new_empty((degree, own, batch, size, head_dim)) for size in chunks]
         # (ranks, own tokens, batch, heads / ranks, head dim): the first dim is the rank that it goes to.
         self._wire = [part.unflatten(2, (degree, -1)).permute(2, 1, 0, 3, 4) for part in (query, key, value)]
-        self._loads: list[tuple[dict[int, Tensor], object]] = []
-        """That can be sent, by the rank that each goes to, and when."""
+        self._loads: list[tuple[dict[int, Tensor], object]] = []  # that can be sent, by who gets it, and when
 
     def go(self, kernel: Attend, scale: float | None) -> Tensor:
         """Attended values of this rank's tokens, (batch, local tokens, heads, head dim)."""

@@ -2,13 +2,11 @@
 
 A message lies in one of a few slots that each rank has for each other one, with a word that says whether it is full.
 The sender's stream waits until the word is 0, copies, and writes 1; the receiver's waits for 1, copies, and writes 0.
-So the words are as before when both have done it: what a CUDA graph has recorded can be replayed, and another rank may
-launch plainly what this one replays.
+So the words are as before when both have done it: a recording can be replayed, and another rank may launch plainly.
 
 No rank waits in a circle, in whatever order a GPU runs what no event puts in order: message m is sent after message
 m - SLOTS was received and received after it was sent, on each rank by itself too. So what anybody waits for is a
-message with a smaller number.
-"""
+message with a smaller number."""
 
 from __future__ import annotations
 
@@ -27,13 +25,10 @@ from ..gpu_memory.arena import ALIGNMENT, aligned
 from ..gpu_memory.cuda_driver import DriverError
 from ..streaming.share_memory import HostShare
 
-SLOTS = 8
-"""Messages from one rank to another that may be under way."""
-_APART = 64
-"""Bytes from word to word: a line of a CPU's cache."""
+SLOTS = 8  # messages from one rank to another that may be under way
+_APART = 64  # bytes from word to word: a line of a CPU's cache
 _EMPTY, _FULL = 0, 1
-_EQUAL = 1
-"""CU_STREAM_WAIT_VALUE_EQ."""
+_EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
 
 
 @dataclass(frozen=True)
@@ -170,8 +165,7 @@ def _close(share: HostShare, device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class StreamLane:
-    """A stream of a GPU, which does in order what it is told. Offsets are bytes of the shared memory, which begins at
-    `base` there."""
+    """A stream of a GPU, which does in order what it is told; offsets are bytes of the shared memory at `base`."""
 
     stream: torch.cuda.Stream
     base: int

@@ -8,8 +8,7 @@ beside a matrix product is moved by the GPU's copy engines: the product wants ev
 
 The two barriers of an attention also keep the buffers apart from call to call: a rank writes to a peer's `landing`
 only after the peer came to the second barrier, so after its attention has read the call before; and to its `returned`
-only after the next first barrier.
-"""
+only after the next first barrier."""
 
 from __future__ import annotations
 
@@ -18,15 +17,14 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..attention.kernels import Attend
+from ..attention.over_ranks import even_heads
 from ..attention.rotary import Tensors, apply_norms
 from .grown_memory import PeerBuffers
 
-_WORD = torch.int64
-"""Rows are moved as words of 8 bytes, whatever the dtype."""
+_WORD = torch.int64  # rows are moved as words of 8 bytes, whatever the dtype
 
 
 def peer_attention(
@@ -34,11 +32,9 @@ def peer_attention(
 ) -> Tensor:
     """Attend over the tokens of all ranks; as `ulysses_attention`, for any lengths. Collective over the group. Buffers
     are for these shapes, heads rounded up to a multiple of the ranks."""
-    heads, degree = query.shape[2], len(buffers.lengths)
-    if heads % degree:
-        query, key, value = (F.pad(part, (0, 0, 0, -heads % degree)) for part in (query, key, value))
-    attended = attend_over_peers([query], [key], [value], [], 0.0, [], kernel, buffers, scale)
-    return attended.narrow(2, 0, heads) if heads % degree else attended
+    heads = query.shape[2]
+    query, key, value = even_heads(len(buffers.lengths), query, key, value)
+    return attend_over_peers([query], [key], [value], [], 0.0, [], kernel, buffers, scale)[:, :, :heads]
 
 
 def attend_over_peers(
@@ -48,14 +44,10 @@ def attend_over_peers(
     """From projections to attended values, (batch, own tokens, heads, head dim), or to what the block makes of them,
     (batch, own tokens, width). Collective over the group.
 
-    Args:
-        queries, keys, values: (batch, tokens of the part, heads, head dim) for each part of the own tokens, such as
-            text and image.
-        norms: [], or what `rotary.apply_norms` makes of queries and keys: the weights of the norms of all queries,
-            those of all keys, cos and sin.
-        beside: [], or input x (batch, own tokens, width), weight and bias of the layer before a GELU (tanh), weight
-            and bias of the layer over the attended values and what GELU gives.
-    """
+    Queries, keys and values are (batch, tokens of the part, heads, head dim) for each part of the own tokens, such as
+    text and image. `norms`: [], or what `rotary.apply_norms` makes of queries and keys. `beside`: [], or input
+    x (batch, own tokens, width), weight and bias of the layer before a GELU (tanh), weight and bias of the layer over
+    the attended values and what GELU gives."""
     import torch.distributed._symmetric_memory as symmetric_memory
 
     ranks = symmetric_memory.rendezvous(buffers.memory, buffers.group)  # type: ignore[arg-type] # a str, before torch 2.13 too
@@ -92,9 +84,8 @@ def _links(device: int) -> torch.cuda.Stream:
 
 
 class _Exchange:
-    """The way of one attention's tensors between the ranks. `staging` is where heads of other ranks lie that copy
-    engines are to move, (ranks, own tokens, batch, 3, heads / ranks, head dim); None where the kernel itself writes
-    them to the others."""
+    """The way of one attention's tensors between the ranks. In `staging`, (ranks, own tokens, batch, 3, heads / ranks,
+    head dim), lie heads that copy engines are to move; None where the kernel itself writes them to the others."""
 
     def __init__(self, ranks: Any, query: Tensor, buffers: PeerBuffers, beside: bool):
         self.ranks, self.memory, self.table = ranks, buffers.memory, buffers.table

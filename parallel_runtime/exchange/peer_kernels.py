@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ..attention.rotary_kernel import Tensors, angles, dense_heads, norm_and_rotate, warps
 
-_TILE = 2048
-"""Words (8 bytes) that a program moves."""
+_TILE = 2048  # words (8 bytes) that a program moves
 
 
 @triton.jit

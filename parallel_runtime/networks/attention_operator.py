@@ -18,10 +18,8 @@ from ..attention.operators import operator, shapes_of
 from ..attention.rotary import apply_norms
 from ..replaced import replaced
 
-FUNCTIONS = "comfy.ldm.modules.attention"
-"""Module of ComfyUI's attention functions, which are called again by their names."""
-_UNNAMED = {"transformer_options", "_inside_attn_wrapper"}
-"""Arguments of a call that are not about the attention itself."""
+FUNCTIONS = "comfy.ldm.modules.attention"  # module of ComfyUI's attention functions, called again by their names
+_UNNAMED = {"transformer_options", "_inside_attn_wrapper"}  # arguments that are not about the attention itself
 
 Parts = list[Tensor]  # as `attend_over_peers` gets them
 _NOW = threading.local()
@@ -139,9 +137,8 @@ def _(q, k, v, heads, mask, function, where, precision, skip_reshape, skip_outpu
 def block_attention_of_parts(
     queries, keys, values, norms, eps, beside, heads, function, precision, scale, low_precision
 ):
-    """The same with the norms and the rotary embedding before it, and with what a block makes of it: attended values
-    (batch, tokens, heads * head dim); with `beside` the last layer's (batch, tokens, width). Made by passes
-    (acceleration/attention_pass.py); see `attend_over_peers` for the arguments."""
+    """The same with norms and rotary embedding before it, (batch, tokens, heads * head dim), and with what a block
+    makes of it, (batch, tokens, width); arguments as of `attend_over_peers`. Made by acceleration/attention_pass.py."""
     if _NOW.over_peers and (made := _NOW.over_peers(queries, keys, values, norms, eps, beside, scale)) is not None:
         return made
     ours = torch.ops.parallel_dit

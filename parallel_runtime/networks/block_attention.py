@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -79,7 +78,7 @@ class BlockAttention:
     def at(self, function: Callable[..., Tensor], where: str, *args: Any, **kwargs: Any) -> Tensor:
         """What a compiled block calls, `where` the field of its data ("cross", "gathers") that names the submodule."""
         self.calls += 1
-        with {"cross": self.split.outside, "gathers": self.split.gathering}.get(where, nullcontext)():
+        with self.split.inside(where):
             return self(function, *args, **kwargs)
 
     def over_peers(
@@ -99,9 +98,8 @@ class BlockAttention:
         return attended if beside else attended.flatten(2)
 
     def __call__(self, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """Attend as `function` would to the whole; see comfy.ldm.modules.attention for the arguments. Queries, keys and
-        values are (B, heads, N, D) with `skip_reshape`, else (B, N, heads * D) or (B, N, heads, D); the result is
-        likewise, by `skip_output_reshape`."""
+        """Attend as `function`, of comfy.ldm.modules.attention, would to the whole. Tensors are (B, heads, N, D) with
+        `skip_reshape`, else (B, N, heads * D) or (B, N, heads, D); the result likewise, by `skip_output_reshape`."""
         if torch.compiler.is_compiling():
             return through_operator(function, *args, **kwargs)
         return self._attend(_Asked(self._by_kernel if function is the_kernel else function, *args, **kwargs))

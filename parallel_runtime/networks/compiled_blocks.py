@@ -25,8 +25,7 @@ prompt if on disk and 9 if not, and gain 2 % of its steps; of Qwen-Image's in fl
 
 
 class CompiledBlocks:
-    """Runs the forwards of blocks compiled, each when it first runs. `attention` counts what blocks have exchanged;
-    `numbers` as of `CompiledMethods`."""
+    """Runs blocks compiled, each when it first runs; `attention` counts exchanges, `numbers`: see `CompiledMethods`."""
 
     def __init__(
         self, network: nn.Module, attention: BlockAttention, numbers: Sequence[str] = (), backend: str = "inductor"
@@ -35,8 +34,7 @@ class CompiledBlocks:
         self._quantised: weakref.WeakKeyDictionary[nn.Module, list[_Quantised]] = weakref.WeakKeyDictionary()
         self.methods = CompiledMethods(is_plain(network), backend, numbers)
         self.in_use = True
-        self.before_compiling: Callable[[], None] = lambda: None
-        """Called once, before the first forward that may compile."""
+        self.before_compiling: Callable[[], None] = lambda: None  # called once, before the first that may compile
         self._announced = False
         self._has_one_row = self._has_several_rows = False
         self._apart = 0
@@ -81,22 +79,18 @@ class CompiledBlocks:
         """What stands in `TokenSplit.run_block`."""
         if not self.in_use:
             return forward(*args, **kwargs)
-        for layer in self._quantised_in(forward):
-            layer.look_inside()
+        block = getattr(forward, "__self__", None)
+        if isinstance(block, nn.Module):
+            if block not in self._quantised:
+                self._quantised[block] = [each for each in block.modules() if isinstance(each, _Quantised)]
+            for layer in self._quantised[block]:
+                layer.look_inside()
         attended = self._attention.calls
         # The other ranks went on after an exchange: the pool ends, and does not wait for them a second time. Of a
         # latent patch attention has kept the keys.
         split = self._attention.split
         alone = split.degree == 1 and split.patch is None
         return self.methods.call(forward, args, kwargs, varying, lambda: alone or self._attention.calls == attended)
-
-    def _quantised_in(self, forward: Callable[..., Any]) -> Sequence[_Quantised]:
-        block = getattr(forward, "__self__", None)
-        if not isinstance(block, nn.Module):
-            return ()
-        if block not in self._quantised:
-            self._quantised[block] = [each for each in block.modules() if isinstance(each, _Quantised)]
-        return self._quantised[block]
 
 
 def is_plain(network: nn.Module) -> bool:

@@ -7,7 +7,7 @@ tokens. Rows are gathered after the last block of a list; where a patch sees wha
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MethodType
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 from ..errors import UnsupportedModelError
 from ..requests.patches import FUNCTIONS, SIGMAS
 from .attention_operator import TRACED, in_order
-from .block_arguments import GRID, KEYWORD, BlockCall, OwnArguments, is_guide_mask, name_argument
+from .block_arguments import GRID, BlockCall, OwnArguments, is_guide_mask, name_argument
 from .modulation import Layers, Modulation
 from .shares import Streams
 from .tables.blocks import Blocks, find
@@ -27,34 +27,7 @@ SPLIT_NO_TOKENS = "Set ulysses and ring to 1 in Parallel Config; CFG branches an
 """What helps where a network is not as its data says."""
 # Patches that ComfyUI calls inside of a block, with the tokens that the block has.
 _INSIDE = {"attn1_patch", "attn2_patch", "attn1_output_patch", "attn2_output_patch", "mlp_patch"}
-# Those that it calls before all blocks; others see what blocks return.
-_BEFORE = {"post_input"}
-
-
-def unknown_blocks(network: nn.Module, lists: Sequence[Blocks]) -> str:
-    """Why the network is not as the data says, in words; "" where it is."""
-    for blocks in lists:
-        try:
-            found = list(network.get_submodule(blocks.path).children())
-        except AttributeError:
-            return f"it has no {blocks.path}"
-        fitting = [block for block in found if can_be_cut(block, blocks)]
-        if found and not fitting:
-            is_so = ", ".join(f"{name} {find(found[0], name)}" for name in (*blocks.when, *blocks.unless))
-            return f"its {blocks.path} have {is_so}"
-        for block in fitting:
-            parameters = inspect.signature(block.forward).parameters.values()
-            taken = {each.name for each in parameters if each.kind is not KEYWORD}
-            if blocks.positional and taken == {"args"}:
-                taken = set(blocks.positional)
-            if extra := taken - blocks.names:
-                return f"a block of {blocks.path} takes {', '.join(sorted(extra))}"
-            if missing := {name.partition(".")[0] for name in blocks.tokens} - taken:
-                return f"a block of {blocks.path} takes no {', '.join(sorted(missing))}"
-            for name in (*blocks.cross, *blocks.gathers, *blocks.apart):
-                if find(block, name) is None:
-                    return f"a block of {blocks.path} has no {name}"
-    return ""
+_BEFORE = {"post_input"}  # those that it calls before all blocks; others see what blocks return
 
 
 def cut_blocks(network: nn.Module, lists: Sequence[Blocks], split: TokenSplit) -> None:
@@ -62,28 +35,20 @@ def cut_blocks(network: nn.Module, lists: Sequence[Blocks], split: TokenSplit) -
     split.modulation = Modulation()
     for blocks in lists:
         found = list(network.get_submodule(blocks.path).children())
-        fits = [*(can_be_cut(block, blocks) for block in found), False]
+        fits = [*(blocks.can_cut(block) for block in found), False]
         for index, block in enumerate(found):
             if not fits[index]:
                 continue
-            for name in blocks.cross:
-                _inside(find(block, name), "cross", split.outside)
-            for name in blocks.gathers:
-                _inside(find(block, name), "gathers", split.gathering)
+            for where in ("cross", "gathers"):
+                for name in getattr(blocks, where):
+                    _inside(find(block, name), where, split)
             for name in blocks.apart:
                 _apart(find(block, name), split)
             block.forward = CutBlock(block, blocks, split, last=not fits[index + 1])
 
 
-def can_be_cut(block: nn.Module, blocks: Blocks) -> bool:
-    """Whether ranks share out the tokens of this block of a list; else every rank computes it whole."""
-    if any(find(block, name) == value for name, value in blocks.unless.items()):
-        return False
-    return all(find(block, name) == value for name, value in blocks.when.items())
-
-
-def _inside(module: nn.Module, where: str, context: Callable[[], Any]) -> None:
-    """Have a module's forward run inside of a context, of which attention in a compiled block is told by name."""
+def _inside(module: nn.Module, where: str, split: TokenSplit) -> None:
+    """Have a module's forward run inside of `split.inside(where)`, of which attention in a compiled block is told."""
     forward = module.forward
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -92,7 +57,7 @@ def _inside(module: nn.Module, where: str, context: Callable[[], Any]) -> None:
             returned = forward(*args, **kwargs)
             TRACED.where = before
             return returned
-        with context():
+        with split.inside(where):
             return forward(*args, **kwargs)
 
     module.forward = run
@@ -113,6 +78,7 @@ def _apart(module: nn.Module, split: TokenSplit) -> None:
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Of a compiled block the storage may be another one over the same memory (acceleration/compiled_methods.py)."""
     return one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.shape == other.shape
 
 
@@ -163,48 +129,63 @@ class CutBlock:
         shapes = {name: call[name].shape for name in whole}
         streams = split.share_out(blocks, whole)
         options = call["transformer_options"] or {}
-        patches = options.get("patches") or {}
-        inside = _INSIDE & set(patches)
-        kept = call[blocks.kept] if blocks.kept else None
-        needs_all = any(call[name] is not None for name in blocks.whole_with) or not inside <= set(blocks.patched)
-        needs_all |= bool(blocks.kept) and not kept
-        split.keeps |= kept == ()
-        if kept and not (isinstance(kept, tuple) and len(kept) == 3 and isinstance(kept[2], int)):
-            raise self._unlike(f"takes {name_argument(kept)} as {blocks.kept}")
+        inside = _INSIDE & set(options.get("patches") or {})
+        needs_all = self._needs_all(call, inside)
         if needs_all and split.patch is not None:
             raise self._unlike("needs all tokens, which no stage has")
         if needs_all or not (streams.enough or split.patch):  # of a handful of tokens every rank computes all
             if blocks.path in split.pending:
                 raise self._unlike("needs all tokens, where the one before it did not")
             return self._compute(args, kwargs)
-        by_guide = any(is_guide_mask(call[name]) for name in blocks.rows)
-        self._own.cut(call, whole, streams, split.joined)
-        if inside:
-            whole_patches = {name: [over_all_tokens(each, split) for each in patches[name]] for name in inside}
-            call["transformer_options"] = {**options, "patches": {**patches, **whole_patches}}
-        by_itself = list(whole).index(blocks.alone) if blocks.alone else None
-        first, length = next(iter(whole.values())), streams.lengths[0]
-        batch = first.numel() // (length * first.shape[-1])  # tokens may be on the first dim, too
-        with split.running(streams, batch, first.device, by_itself, by_guide, kept[2] if kept else 0):
-            if inside or by_guide or kept or blocks.apart:
-                # What reads how the tokens are shared out, or exchanges in pieces, whose order a graph does not keep.
-                returned = self._forward(*call.args, **call.kwargs)
-            else:
-                returned = self._compute(call.args, call.kwargs)
+        returned = self._compute_own(call, whole, streams, inside)
         outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
         if len(outputs) != len(blocks.returns):
             raise self._unlike(f"returns {len(outputs)} values, not {len(blocks.returns)}")
-        replaced = any((options.get("patches_replace") or {}).values())
-        gather = self.last or replaced or bool(set(patches) - inside - _BEFORE)
-        if split.patch is not None:  # the rest of the tokens is at another time's
-            gather = self.last and split.degree > 1
         shares = {name: streams.only(index) for index, name in enumerate(whole)}
-        made = list(outputs)
+        made, gather = list(outputs), self._gathers(options)
         for index, stream in enumerate(blocks.returns):
             if stream is not None and (own := made[index]) is not None:
                 made[index] = self._whole_again(own, stream, shapes[stream], whole[stream], shares[stream], gather)
         (split.pending.discard if gather or split.patch else split.pending.add)(blocks.path)
         return type(returned)(made) if isinstance(returned, (tuple, list)) else made[0]
+
+    def _needs_all(self, call: BlockCall, inside: set[str]) -> bool:
+        """Whether every rank computes the block whole, with these patches inside of it."""
+        blocks, kept = self.blocks, call[self.blocks.kept]
+        self._split.keeps |= kept == ()
+        if kept and not (isinstance(kept, tuple) and len(kept) == 3 and isinstance(kept[2], int)):
+            raise self._unlike(f"takes {name_argument(kept)} as {blocks.kept}")
+        if any(call[name] is not None for name in blocks.whole_with) or not inside <= set(blocks.patched):
+            return True
+        return bool(blocks.kept) and not kept
+
+    def _compute_own(
+        self, call: BlockCall, whole: Mapping[str, torch.Tensor], streams: Streams, inside: set[str]
+    ) -> Any:
+        """What the block returns for this rank's tokens."""
+        split, blocks, kept = self._split, self.blocks, call[self.blocks.kept]
+        by_guide = any(is_guide_mask(call[name]) for name in blocks.rows)
+        self._own.cut(call, whole, streams, split.joined)
+        if inside:
+            options = call["transformer_options"]
+            patches = options["patches"]
+            over_all = {name: [over_all_tokens(each, split) for each in patches[name]] for name in inside}
+            call["transformer_options"] = {**options, "patches": {**patches, **over_all}}
+        by_itself = list(whole).index(blocks.alone) if blocks.alone else None
+        first, length = next(iter(whole.values())), streams.lengths[0]
+        batch = first.numel() // (length * first.shape[-1])  # tokens may be on the first dim, too
+        with split.running(streams, batch, first.device, by_itself, by_guide, kept[2] if kept else 0):
+            # What reads how the tokens are shared out, or exchanges in pieces, whose order a graph does not keep.
+            if inside or by_guide or kept or blocks.apart:
+                return self._forward(*call.args, **call.kwargs)
+            return self._compute(call.args, call.kwargs)
+
+    def _gathers(self, options: Mapping[str, Any]) -> bool:
+        """Whether rows are gathered behind this block: it is the last of a list, or patches see what it returns."""
+        if self._split.patch is not None:  # the rest of the tokens is at another time's
+            return self.last and self._split.degree > 1
+        replaced = any((options.get("patches_replace") or {}).values())
+        return self.last or replaced or bool(set(options.get("patches") or {}) - _INSIDE - _BEFORE)
 
     def _compute(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         run = self._split.run_block

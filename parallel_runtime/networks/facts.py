@@ -3,6 +3,7 @@ of it then, and of a request by its shapes."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +13,7 @@ from torch import nn
 
 from ..requests.facts import ModelFacts, RequestFacts
 from ..said import said
-from .cut_blocks import unknown_blocks
-from .stages import has_stages
+from .block_arguments import KEYWORD
 from .tables.blocks import Blocks, Network, find
 from .tables.comfyui import find_network
 from .tables.image import CONVOLVES
@@ -22,16 +22,13 @@ from .tables.image import CONVOLVES
 def describe(
     network: nn.Module, data: Network | None, title: str, number_bytes: int, patch: Sequence[int], why: str = CONVOLVES
 ) -> ModelFacts:
-    """Facts of a network on the meta device, whose weights have so many bytes each, on average.
-
-    Args:
-        data: how ranks share out its tokens; None where they share out the batch alone, and `why`.
-        patch: latent positions that a token takes, by the last dims of the latent.
-    """
+    """Facts of a network on the meta device, whose weights have so many bytes each, on average. `data` is None where
+    ranks share out the batch alone, and `why`; `patch`: latent positions of a token, by the last dims of the latent."""
     lists = data.blocks if data is not None else ()
     found = [(block, blocks) for blocks in lists for block in network.get_submodule(blocks.path).children()]
     total = _size(network)
     image, text, shared = _met(found) if found else (total, total, 0)
+    square = len(patch) > 1 and patch[-1] == patch[-2] and set(patch[:-2]) <= {1}  # stages cut a latent by its rows
     return ModelFacts(
         title=title,
         heads=int(attrgetter(data.heads)(network)) if data else 1,
@@ -42,7 +39,7 @@ def describe(
         image_parameters=image,
         text_parameters=text,
         bytes_per_parameter=number_bytes,
-        has_stages=data is not None and has_stages(network, data, patch),
+        has_stages=data is not None and data.stages and square and all(each.can_cut(block) for block, each in found),
         why_whole="" if data is not None else why,
         shared_parameters=shared,
         parallel_blocks=sum(blocks.parallel for _, blocks in found),
@@ -51,18 +48,16 @@ def describe(
 
 def patch_of(network: nn.Module, dims: int) -> tuple[int, ...]:
     """Latent positions that a token takes along each of the last `dims` dims, by what the network says."""
-    said = getattr(network, "patch_size", None)
-    if isinstance(said, int):
-        return (1,) * (dims - 2) + (said,) * min(2, dims)
-    if isinstance(said, (list, tuple)) and said and all(isinstance(each, int) for each in said):
-        return (*((1,) * (dims - len(said))), *said[-dims:])
+    given = getattr(network, "patch_size", None)
+    sizes = (given, given) if isinstance(given, int) else given
+    if isinstance(sizes, (list, tuple)) and sizes and all(isinstance(each, int) for each in sizes):
+        return (*((1,) * (dims - len(sizes))), *sizes[-dims:])
     return (1,) * dims
 
 
 @dataclass(frozen=True)
 class Described:
-    """What is known of a network of ComfyUI's: its facts; `data` and `patch` as of `describe`; the width of a head;
-    `rows_together` and `side_by_side` of its table entry."""
+    """What is known of a network of ComfyUI's; `data` and `patch` as of `describe`, the last two of its table entry."""
 
     facts: ModelFacts
     data: Network | None
@@ -73,36 +68,52 @@ class Described:
 
 
 def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> Described:
-    """Of a network on the meta device, whose weights have `size` bytes, and whose latents so many dims that are space
-    or time."""
-    known = find_network(type(network))
-    title = known.title if known is not None else type(network).__name__
-    if known is None:
-        why: str = said("this pack does not know it yet")
-    elif not (why := known.whole) and (unlike := unknown_blocks(network, known.blocks)):
+    """Of a network on the meta device, with weights of `size` bytes and latents of so many dims of space or time."""
+    unknown = Network(type(network).__name__, whole=said("this pack does not know it yet"))
+    known = find_network(type(network)) or unknown
+    if not (why := known.whole) and (unlike := unknown_blocks(network, known.blocks)):
         why = said("this ComfyUI has another version of it, {unlike}", unlike=unlike)
     data = None if why else known
     patch = patch_of(network, latent_dimensions)
     total = max(1, sum(parameter.numel() for parameter in network.parameters()))
-    facts = describe(network, data, title, max(1, round(size / total)), patch, why)
-    together, side_by_side = (known.rows_together, known.side_by_side) if known is not None else (False, False)
+    facts = describe(network, data, known.title, max(1, round(size / total)), patch, why)
     of_head = data.head_dim if data is not None else ""
     head_dim = int(attrgetter(of_head)(network)) if of_head else facts.width // facts.heads
-    return Described(facts, data, head_dim, patch, together, side_by_side)
+    return Described(facts, data, head_dim, patch, known.rows_together, known.side_by_side)
+
+
+def unknown_blocks(network: nn.Module, lists: Sequence[Blocks]) -> str:
+    """Why the network is not as the data says, in words; "" where it is."""
+    for blocks in lists:
+        try:
+            found = list(network.get_submodule(blocks.path).children())
+        except AttributeError:
+            return f"it has no {blocks.path}"
+        fitting = [block for block in found if blocks.can_cut(block)]
+        if found and not fitting:
+            is_so = ", ".join(f"{name} {find(found[0], name)}" for name in (*blocks.when, *blocks.unless))
+            return f"its {blocks.path} have {is_so}"
+        for block in fitting:
+            parameters = inspect.signature(block.forward).parameters.values()
+            taken = {each.name for each in parameters if each.kind is not KEYWORD}
+            if blocks.positional and taken == {"args"}:
+                taken = set(blocks.positional)
+            if extra := taken - blocks.names:
+                return f"a block of {blocks.path} takes {', '.join(sorted(extra))}"
+            if missing := {name.partition(".")[0] for name in blocks.tokens} - taken:
+                return f"a block of {blocks.path} takes no {', '.join(sorted(missing))}"
+            for name in (*blocks.cross, *blocks.gathers, *blocks.apart):
+                if find(block, name) is None:
+                    return f"a block of {blocks.path} has no {name}"
+    return ""
 
 
 def describe_request(
     latents: Sequence[Sequence[int]], patch: Sequence[int], text_tokens: int, batch: int, steps: int
 ) -> RequestFacts:
-    """A request's facts.
-
-    Args:
-        latents: their sizes without batch and channels. One beside the video is sound: a token at least each moment.
-        patch: latent positions that a token takes, by the last dims of the latent.
-        text_tokens: that run through the blocks.
-        batch: rows, all CFG branches together.
-        steps: of the loop; 0 for a single call of the network.
-    """
+    """A request's facts, of latents without batch and channels (one beside the video is sound: a token at least each
+    moment), of a token's latent positions by their last dims, of the text's tokens that run through the blocks, of the
+    rows of all CFG branches together, and of the loop's steps, 0 for a single call of the network."""
     first, *others = latents
     patch = ((1,) * max(0, len(first) - len(patch)) + tuple(patch[-len(first) :])) if first else ()
     counts = [-(-size // by) for size, by in zip(first, patch, strict=True)]
@@ -115,10 +126,8 @@ def describe_request(
 
 def _met(found: Sequence[tuple[nn.Module, Blocks]]) -> tuple[int, int, int]:
     """Parameters of all blocks that a token of the picture meets, that one of the text does, and that one row does.
-
-    Streams beside one another have weights of their own, in equal parts. What modulates meets one row per picture. Of
-    a cross attention the keys and values, half of it, meet a text that is no stream. The picture attends `again` alone.
-    """
+    Streams have weights of their own, in equal parts. What modulates meets one row per picture. Of a cross attention
+    the keys and values, half of it, meet a text that is no stream. The picture attends `again` alone."""
     image = text = shared = 0
     for block, blocks in found:
         modulates = sum(_size(block, name) for names in blocks.modulations.values() for name in names)

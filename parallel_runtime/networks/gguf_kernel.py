@@ -39,8 +39,7 @@ def _kernel(
     at = tl.where(inside, at, 0)
     place = (at % EACH).to(tl.int32)
     block = at // EACH * BYTES
-    half = block // 2
-    start = stored + block
+    start, half = stored + block, block // 2
     if KIND == "Q8_0":
         quant = tl.load(start + 2 + place).to(tl.int8, bitcast=True).to(tl.float32)
         value = tl.load(halves + half).to(tl.float32) * quant

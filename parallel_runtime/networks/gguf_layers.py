@@ -14,19 +14,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..attention import operators
+from ..patching.comfyui_patches import is_quantised
 from ..switches import is_on
 from .quantised_layers import become, own_class
 
-_PLAIN = (None, "F32", "F16")
-_FUNCTIONS: dict[str, Callable[[torch.Tensor, tuple[int, int]], torch.Tensor]] = {}
-"""The pack's own function for each scheme."""
+_FUNCTIONS: dict[str, Callable[[torch.Tensor, tuple[int, int]], torch.Tensor]] = {}  # the pack's own, by scheme
 
 
 class GgufLayer(nn.Module):
     """A linear layer becomes one by its class alone, of which the pack's stays a base."""
 
-    stored: torch.Tensor | None = None
-    """Bytes of its weight, or its numbers where `scheme` is empty; None where the pack's layer computes."""
+    stored: torch.Tensor | None = None  # bytes of its weight, numbers without a scheme; None: the pack's layer computes
     added: torch.Tensor | None = None
     scheme = ""
     rows = columns = 0
@@ -54,11 +52,10 @@ class GgufLayer(nn.Module):
             return
         self._seen = seen
         self.stored = None
-        kinds = [_kind(each) for each in (weight, bias)]
-        if getattr(weight, "patches", None) or getattr(bias, "patches", None) or kinds[1] not in _PLAIN:
+        if getattr(weight, "patches", None) or getattr(bias, "patches", None) or is_quantised(bias):
             return
         self.rows, self.columns = map(int, getattr(weight, "tensor_shape", weight.shape))
-        self.scheme = "" if kinds[0] in _PLAIN else _scheme(own_class(self, GgufLayer), weight.tensor_type)
+        self.scheme = _scheme(own_class(self, GgufLayer), weight.tensor_type) if is_quantised(weight) else ""
         self.added = None if bias is None else _plain(bias)
         self.stored = _plain(weight)
 
@@ -69,11 +66,6 @@ def use_gguf_kernels(network: nn.Module) -> None:
         of_pack = isinstance(module, nn.Linear) and hasattr(module, "is_ggml_quantized")
         if of_pack and getattr(module, "dequant_dtype", None) is None:  # its weight is not cast to another type first
             become(module, GgufLayer)
-
-
-def _kind(weight: Any) -> str | None:
-    kind = getattr(weight, "tensor_type", None)
-    return getattr(kind, "name", kind)
 
 
 def _plain(weight: torch.Tensor) -> torch.Tensor:

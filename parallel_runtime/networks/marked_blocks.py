@@ -43,8 +43,7 @@ class Pulse:
         return int(self._count)
 
 
-MARKS = 16
-"""Of one forward, about: each costs a GPU a few microseconds. A forward of ten minutes shows itself every 40 s."""
+MARKS = 16  # of one forward, about: each costs a GPU a few µs, and a forward of ten minutes shows itself every 40 s
 
 
 class _Marked(nn.ModuleList):

@@ -24,8 +24,7 @@ Layers = Mapping[str, Sequence["ReadyLayer"]]  # argument of a block's forward -
 class ReadyLayer(nn.Module):
     """A layer becomes one by its class alone, of which its own class stays a base: weights and their names stay."""
 
-    ready: torch.Tensor | None = None
-    """What it gives in this forward, (rows, ..., outputs); None where it computes that when it is called."""
+    ready: torch.Tensor | None = None  # what it gives in this forward, (rows, ..., outputs); None: it computes itself
 
     def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """What is ready, of an input (rows, ...); of fewer rows the first (Qwen-Image's text beside references)."""

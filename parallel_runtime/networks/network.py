@@ -24,8 +24,6 @@ from .tables.blocks import Blocks
 if TYPE_CHECKING:
     from .compiled_blocks import CompiledBlocks
 
-_WORD = 8  # bytes that peers exchange at once (exchange/peer_exchange.py)
-
 
 class Network:
     """A network whose forward all ranks of a mesh compute together, or those of a stage. `heads` is its self-attention,
@@ -43,7 +41,8 @@ class Network:
         self._heads = heads
         self._split = stages.split
         self._attend = BlockAttention(KERNELS[heads.kernel], stages.split, suited)
-        self._peers = heads if is_on("peers") and heads.head_dim * heads.dtype.itemsize % _WORD == 0 else None
+        in_words = heads.head_dim * heads.dtype.itemsize % 8 == 0  # as peers exchange heads (exchange/peer_exchange.py)
+        self._peers = heads if is_on("peers") and in_words else None
         # Of weights that come block by block, those of modulation layers would be read before they are there.
         self._modulates = stream is None and is_on("modulation")
         self._compiled: CompiledBlocks | None = None

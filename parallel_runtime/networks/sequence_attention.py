@@ -7,9 +7,8 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from ..attention.kernels import Attend, AttentionKernel
-from ..attention.ring import ring_attention
-from ..attention.ulysses import WireLayout, ulysses_attention
+from ..attention.kernels import AttentionKernel
+from ..attention.over_ranks import WireLayout, ring_attention, ulysses_attention
 from ..errors import UnsupportedModelError
 from ..exchange.grown_memory import PeerBuffers
 from ..exchange.head_routes import HeadSharing
@@ -73,18 +72,14 @@ class AttendedTokens:
             if isinstance(self.buffers, HostBuffers):
                 return attend_through_host(q, k, v, kernel=kernel.attend, buffers=self.buffers, scale=scale)
             return peer_attention(q, k, v, kernel=kernel.attend, buffers=self.buffers, scale=scale)
-        group, in_group = self._mesh.ulysses, self._in_group(kernel)
+        group, in_group = self._mesh.ulysses, kernel.attend
+        if self._mesh.ring is not None:  # with its group's tokens it attends to those of all groups
+            assert kernel.attend_with_lse is not None
+            place = self._mesh.ring, self._mesh.coordinate["ring"], self.chunks
+            in_group = partial(ring_attention, kernel.attend_with_lse, *place)
         if group is None:
             return in_group(q, k, v, mask, scale)
         return ulysses_attention(q, k, v, kernel=in_group, group=group, layout=self.wire, mask=mask, scale=scale)
-
-    def _in_group(self, kernel: AttentionKernel) -> Attend:
-        """What attends with the tokens of this rank's Ulysses group, for its own heads, to the tokens of all groups."""
-        if self._mesh.ring is None:
-            return kernel.attend
-        assert kernel.attend_with_lse is not None
-        place = self._mesh.ring, self._mesh.coordinate["ring"], self.chunks
-        return partial(ring_attention, kernel.attend_with_lse, *place)
 
 
 def _mask_of_keys(mask: Tensor, key: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
 from .block_arguments import BlockCall
-from .cut_blocks import CutBlock, can_be_cut
+from .cut_blocks import CutBlock
 from .latent_patches import LatentPatch
 from .shares import Streams
 from .tables.blocks import Blocks, Network
@@ -30,22 +30,14 @@ class StageBlocks:
     def __init__(self, network: nn.Module, data: Network, split: TokenSplit, owned: tuple[int, int]):
         self.owned = owned
         self.patch = split.patch = LatentPatch(data.behind)
-        self.receive: Receive | None = None
-        """What the stages beside this one are asked for, and told; set for each forward."""
+        self.receive: Receive | None = None  # from the stage before; like the next one set for each forward
         self.send: Send | None = None
         self.outputs: dict[int, Tensor] = {}  # of blocks by their index, that a block of the second half takes
         self._split = split
         self._cut = [(block, block.forward) for block in all_blocks(network, data.blocks)]
         for index, (block, cut) in enumerate(self._cut):
             assert isinstance(cut, CutBlock)
-            if index == owned[0] - 1:
-                block.forward = partial(self._take_over, index, cut)
-            elif not owned[0] <= index < owned[1]:
-                block.forward = partial(self._hand_through, index, cut)
-            elif index == owned[1] - 1 and owned[1] < len(self._cut):
-                block.forward = partial(self._run_and_send, index, cut)
-            elif cut.blocks.skips:
-                block.forward = partial(self._run, index, cut)
+            block.forward = partial(self._run, index, cut)
 
     def awaited(self, boundary: int) -> list[int]:
         """Blocks before a boundary whose outputs blocks behind it take, but for the last, which is the stream."""
@@ -65,32 +57,40 @@ class StageBlocks:
         self._split.patch = None
 
     def _run(self, index: int, cut: CutBlock, *args: Any, **kwargs: Any) -> Any:
-        """Run a block whose output a later one takes."""
-        return self._noted(index, cut, cut(*args, **kwargs))
-
-    def _hand_through(self, index: int, cut: CutBlock, *args: Any, **kwargs: Any) -> Any:
-        """Return the streams as they came; what a later block takes of them comes with the streams of its stage."""
-        whole, _ = self._streams(cut, args, kwargs)
+        """A block's forward, and what the stages beside this one have to do with it."""
+        start, stop = self.owned
+        if start <= index < stop:
+            returned = cut(*args, **kwargs)
+            if index == stop - 1 and stop < len(self._cut):
+                self._send_own(index, cut, *self._streams(cut, args, kwargs), returned)
+        else:
+            whole, shares = self._streams(cut, args, kwargs)
+            if index == start - 1:
+                whole = self._take_over(index, cut, whole, shares)
+            elif cut.blocks.skips:  # what a later block takes of this one comes with the streams of its stage
+                whole = {name: torch.empty_like(each) for name, each in whole.items()}
+            values = tuple(whole[name] for name in cut.blocks.returns if name is not None)
+            returned = values[0] if len(values) == 1 else values
         if cut.blocks.skips:
-            whole = {name: torch.empty_like(each) for name, each in whole.items()}
-        return self._noted(index, cut, _returned(cut.blocks, whole))
+            self.outputs[index] = returned
+        return returned
 
-    def _take_over(self, index: int, cut: CutBlock, *args: Any, **kwargs: Any) -> Any:
-        """Return what the stage before sent, in its place among all tokens."""
-        whole, shares = self._streams(cut, args, kwargs)
+    def _take_over(
+        self, index: int, cut: CutBlock, whole: Mapping[str, Tensor], shares: Mapping[str, Streams]
+    ) -> dict[str, Tensor]:
+        """What the stage before sent, in its place among all tokens."""
         own = self._own(index, cut.blocks, whole, shares)
         assert self.receive is not None
         dtype = next(iter(whole.values())).dtype
         received = self.receive({name: each.shape for name, each in own.items()}, dtype)
         for name in own.keys() - whole.keys():
             own[name].copy_(received[name])
-        streams = {name: cut.put_in_place(received[name], name, shares[name]) for name in whole}
-        return self._noted(index, cut, _returned(cut.blocks, streams))
+        return {name: cut.put_in_place(received[name], name, shares[name]) for name in whole}
 
-    def _run_and_send(self, index: int, cut: CutBlock, *args: Any, **kwargs: Any) -> Any:
-        """Run the block and send this rank's tokens of what it returns."""
-        whole, shares = self._streams(cut, args, kwargs)
-        returned = cut(*args, **kwargs)
+    def _send_own(
+        self, index: int, cut: CutBlock, whole: Mapping[str, Tensor], shares: Mapping[str, Streams], returned: Any
+    ) -> None:
+        """Send this rank's tokens of what the stage's last block returned."""
         outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
         by_name = dict(zip(cut.blocks.returns, outputs, strict=True))
         if any(by_name[name].dtype != whole[name].dtype for name in whole):  # the next stage reckons with that
@@ -98,12 +98,6 @@ class StageBlocks:
             raise UnsupportedModelError(what, "Set stages to 1.", path=cut.blocks.path)
         assert self.send is not None
         self.send(self._own(index, cut.blocks, {name: by_name[name] for name in whole}, shares))
-        return self._noted(index, cut, returned)
-
-    def _noted(self, index: int, cut: CutBlock, returned: Any) -> Any:
-        if cut.blocks.skips:
-            self.outputs[index] = returned
-        return returned
 
     def _own(
         self, index: int, blocks: Blocks, whole: Mapping[str, Tensor], shares: Mapping[str, Streams]
@@ -120,11 +114,6 @@ class StageBlocks:
         whole = {name: call[name] for name in cut.blocks.tokens}
         streams = self._split.share_out(cut.blocks, whole)
         return whole, {name: streams.only(index) for index, name in enumerate(whole)}
-
-
-def _returned(blocks: Blocks, streams: Mapping[str, Tensor]) -> Any:
-    values = tuple(streams[name] for name in blocks.returns if name is not None)
-    return values[0] if len(values) == 1 else values
 
 
 class Stages:
@@ -158,13 +147,6 @@ class Stages:
 def all_blocks(network: nn.Module, lists: Sequence[Blocks]) -> list[nn.Module]:
     """Of all lists, in the order in which they run."""
     return [block for blocks in lists for block in network.get_submodule(blocks.path).children()]
-
-
-def has_stages(network: nn.Module, data: Network, patch: Sequence[int]) -> bool:
-    """Whether stages can work on patches of the latent, of which a token takes `patch` positions, by the last dims."""
-    lists = ((blocks, network.get_submodule(blocks.path).children()) for blocks in data.blocks)
-    known = data.stages and all(can_be_cut(block, blocks) for blocks, found in lists for block in found)
-    return known and len(patch) > 1 and patch[-1] == patch[-2] and set(patch[:-2]) <= {1}
 
 
 def let_go(network: nn.Module, lists: Sequence[Blocks], owned: tuple[int, int] | None) -> None:

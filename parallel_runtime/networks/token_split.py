@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import is_
 from typing import Any
 
@@ -34,26 +34,21 @@ class TokenSplit:
         self.tokens = AttendedTokens(mesh)  # what the exchange reads of them
         self.patch: LatentPatch | None = None  # the tokens of a stage's forward; None where there are no stages
         self.streams: Streams | None = None
-        self.attention: Callable[..., Tensor] | None = None
-        """What attends over the tokens of all ranks (block_attention.py)."""
+        self.attention: Callable[..., Tensor] | None = None  # over the tokens of all ranks (block_attention.py)
         self.alone: int | None = None  # a stream over which the running block attends without the others, too
-        self.gathers_keys = False
-        """The running block attends in pieces of its queries, and ranks may have other pieces: keys are gathered."""
+        self.gathers_keys = False  # as the running block attends in pieces of its queries, and ranks may have others
         self.kept = 0  # keys that stand before those of the running block's tokens, on every rank
         self.keeps = False  # the network has computed in this forward, whole, what it keeps for the next ones
         self.gathered: tuple[Tensor, ...] = ()  # the keys and values that were gathered last, as they came and whole
         self.whole_queries = False
         self.run_block: RunBlock | None = None  # runs the forward of a block on this rank's tokens; None: it is called
-        self.functions = False
-        """Functions of nodes act between blocks, and a block is not given them: its graph is the same as without."""
+        self.functions = False  # of nodes act between blocks, which are not given them: graphs are as without
         self.scales_by_input = False  # layers take the scale of what they are given from it (prepared_network.py)
         self.layers_alike = True  # every rank runs the same layers of a block that is cut
         self.modulation = Modulation()
-        self.joined: dict[Any, tuple[Tensor, Tensor]] = {}
-        """What this rank has of tensors that all blocks are given, with each, for this forward."""
+        self.joined: dict[Any, tuple[Tensor, Tensor]] = {}  # tensors that all blocks are given, and this rank's share
         self._read: list[Any] = []
-        self.pending: set[str] = set()
-        """Lists of blocks of which the last has not run: their output is this rank's share still."""
+        self.pending: set[str] = set()  # lists of blocks of which the last has not run: their output is a share still
         self.set_mesh(mesh)
 
     def share_out(self, blocks: Blocks, whole: Mapping[str, Tensor]) -> Streams:
@@ -123,9 +118,11 @@ class TokenSplit:
         """Inside, attention is not over the tokens."""
         return replaced(self, "streams", None)
 
-    def gathering(self) -> AbstractContextManager[None]:
-        """Inside, queries are whole on every rank, and keys are the tokens."""
-        return replaced(self, "whole_queries", True)
+    def inside(self, where: str) -> AbstractContextManager[None]:
+        """Inside, attention is as in submodules that the field `where` of `Blocks` names, "cross" or "gathers"."""
+        if where == "cross":
+            return self.outside()
+        return replaced(self, "whole_queries", True) if where else nullcontext()
 
     def gather(self, share: Tensor, dim: int, length: int) -> Tensor:
         """One stream made whole. Collective over the sequence group."""

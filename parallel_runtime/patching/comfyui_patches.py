@@ -18,12 +18,16 @@ from ..errors import RequestError
 from ..requests.trees import restore
 from .patch_data import ADAPTERS, FUNCTIONS, PREFIX, PatchSet, Tree
 
-_PLAIN = (None, "F32", "F16")
-
 
 def is_of_gguf(weight: torch.Tensor) -> bool:
     """A tensor of the pack's class, quantised or not."""
     return hasattr(weight, "tensor_type") and hasattr(weight, "tensor_shape")
+
+
+def is_quantised(weight: Any) -> bool:
+    """A tensor of the pack's class that holds blocks, and no numbers."""
+    kind = getattr(weight, "tensor_type", None)
+    return getattr(kind, "name", kind) not in (None, "F32", "F16")
 
 
 MODULES = ("comfy.lora", "comfy.float", "comfy.utils", "comfy.model_patcher", "comfy.weight_adapter.bypass")
@@ -42,7 +46,7 @@ class Computing:
         import comfy.model_management
 
         weight: Any = base
-        if is_of_gguf(weight) and getattr(weight.tensor_type, "name", weight.tensor_type) not in _PLAIN:
+        if is_quantised(weight):
             given = [each for each in (self._patches, self._hooks) if name in each.weights]
             decoded = [patch for each in given for patch in decode_patches(each.weights[name], each.factors)]
             about = {"tensor_type": weight.tensor_type, "tensor_shape": weight.tensor_shape}

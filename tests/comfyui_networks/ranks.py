@@ -18,8 +18,8 @@ from parallel_runtime.networks import modulation
 from parallel_runtime.networks.block_attention import BlockAttention
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.comfyui.prepared_network import ask_the_split
-from parallel_runtime.networks.cut_blocks import cut_blocks, unknown_blocks
-from parallel_runtime.networks.facts import describe_network
+from parallel_runtime.networks.cut_blocks import cut_blocks
+from parallel_runtime.networks.facts import describe_network, unknown_blocks
 from parallel_runtime.networks.modulation import ReadyLayer
 from parallel_runtime.networks.tables.comfyui import find_network
 from parallel_runtime.networks.token_split import TokenSplit

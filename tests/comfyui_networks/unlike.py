@@ -17,7 +17,8 @@ from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.mesh.mesh import build_mesh
 from parallel_runtime.networks.block_attention import BlockAttention
 from parallel_runtime.networks.comfyui.prepared_network import ask_the_split
-from parallel_runtime.networks.cut_blocks import cut_blocks, unknown_blocks
+from parallel_runtime.networks.cut_blocks import cut_blocks
+from parallel_runtime.networks.facts import unknown_blocks
 from parallel_runtime.networks.tables.blocks import Blocks
 from parallel_runtime.networks.token_split import TokenSplit
 

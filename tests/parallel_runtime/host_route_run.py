@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime.attention.kernels import KERNELS
-from parallel_runtime.attention.ulysses import WireLayout, ulysses_attention
+from parallel_runtime.attention.over_ranks import WireLayout, ulysses_attention
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.exchange import grown_memory, head_routes
 from parallel_runtime.exchange.grown_memory import ExchangedHeads, HostMemory

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_runtime.attention.kernels import KERNELS
-from parallel_runtime.attention.ring import merge
+from parallel_runtime.attention.over_ranks import merge
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from yunchang.comm.all_to_all import all_to_all_4D
 
 from parallel_runtime.attention.kernels import KERNELS
-from parallel_runtime.attention.ulysses import WireLayout, ulysses_attention
+from parallel_runtime.attention.over_ranks import WireLayout, ulysses_attention
 from tests.ranks import run_ranks
 
 

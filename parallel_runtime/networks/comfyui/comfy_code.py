@@ -18,8 +18,7 @@ def use_comfyui(folder: str, options: Mapping[str, Any]) -> None:
     """Make `comfy` importable: call before anything imports it, and after this process has taken its device.
 
     `options` are values of ComfyUI's command line by the parser's names; those that this one does not have go nowhere.
-    ConfigurationError where there is no ComfyUI, or the process has another one already.
-    """
+    ConfigurationError where there is no ComfyUI, or the process has another one already."""
     root = Path(folder)
     if not (root / "comfy" / "sd.py").is_file():
         what = "There is no ComfyUI in {folder} on the host of this worker."
@@ -30,8 +29,7 @@ def use_comfyui(folder: str, options: Mapping[str, Any]) -> None:
                 what = "The workers run with the ComfyUI of {file}, and are asked for that of {root}."
                 raise ConfigurationError(what, "Restart ComfyUI.", file=loaded.__file__, root=root)
             return
-        # At the end: ComfyUI has a module `nodes`, as this pack has a package of that name.
-        sys.path.append(str(root))
+        sys.path.append(str(root))  # at the end: ComfyUI has a module `nodes`, as this pack has a package so called
         code = importlib.import_module("comfy.cli_args")
         for name, value in options.items():
             if name == "fast":

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...acceleration.channels_last import usable
+from ...acceleration.channels_last import FusedFunctions, usable
 from ...attention.choice import resolve_kernel
 from ...config import COMFYUIS
 from ...errors import UnsupportedModelError
@@ -25,7 +25,6 @@ from ..tables.blocks import Network as Data
 from .live_patches import LivePatches, act_between_blocks
 from .prepared_network import agreeing_on_scales
 from .seam import IN_LOOP, RUN_SIGMAS, enter, look_up
-from .unet import UnetFunctions
 
 _OTHER_VALUES = (0.9, 0.5)  # what x and timestep are multiplied by to see whether a recording follows them
 _MOST = 4  # tensors that are told apart at once: reference pictures of the CFG branches
@@ -33,10 +32,8 @@ _MOST = 4  # tensors that are told apart at once: reference pictures of the CFG 
 
 class ComfyNetwork(Network):
     """Runs calls in ComfyUI's convention over a mesh, which is what the network takes by itself.
-
     `held` is the network as a rank has it (`NetworkWeights` of loading/comfyui_network.py), `latent` ComfyUI's format
-    of its latents, `attention` one of config.ATTENTION_BACKENDS, `dtype` what it computes in.
-    """
+    of its latents, `attention` one of config.ATTENTION_BACKENDS, `dtype` what it computes in."""
 
     def __init__(
         self, held: Any, described: Described, latent: Any, attention: str, dtype: torch.dtype, compile: bool = False
@@ -130,12 +127,23 @@ def _other_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [*other, *tensors[len(other) :]]
 
 
-class OwnCache:
-    """The cache of one network, whose own code looks something up by the numbers of objects (`id`).
+class UnetFunctions(FusedFunctions):
+    """Inside, a place's channels lie side by side, and what attention made of the places stays as it lies."""
 
-    These say nothing: rows of a batch are a new object at each call, with a number that another tensor may have had.
-    So the network is given one object for equal contents, which lives as long as what was kept for it.
-    """
+    def __init__(self) -> None:
+        super().__init__(fused=True)
+        self._known[torch.Tensor.contiguous] = self._contiguous
+
+    def _contiguous(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
+        x = given.pop("input")
+        lies = not given and x.ndim == 4 and self._takes(x)
+        return x if lies and x.is_contiguous(memory_format=torch.channels_last) else function(x, **given)
+
+
+class OwnCache:
+    """The cache of one network, whose own code looks something up by the numbers of objects (`id`). These say nothing:
+    rows of a batch are a new object at each call, with a number that another tensor may have had. So the network is
+    given one object for equal contents, which lives as long as what was kept for it."""
 
     def __init__(self, data: Data | None):
         self._clears = data.clears if data is not None else ""
@@ -163,5 +171,4 @@ class OwnCache:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
-    return alike and torch.equal(one, other)
+    return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)

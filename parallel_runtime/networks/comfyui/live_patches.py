@@ -17,10 +17,7 @@ from ...requests.comfyui_code import Guidance
 from ...requests.patches import CARRIED, FUNCTIONS, OBJECTS, PATCHES, REPLACED, SIGMAS, Attached, Patch
 from .node_rules import AROUND_GUIDER, GUIDANCE_RULES, PatchRule, rule_of
 
-_BETWEEN = {"post_input", "double_block", "single_block", "noise_refiner"}
-"""Patches that no network calls inside of a block; the others may be."""
-_BLOCKS = "dit"  # replaced are whole blocks, from outside of them
-_ENDS = "free"  # method of an object that remembers by which ComfyUI has it let go of that behind a run
+_BETWEEN = {"post_input", "double_block", "single_block", "noise_refiner"}  # which no network calls inside of a block
 
 
 class LivePatches:
@@ -52,7 +49,7 @@ class LivePatches:
     def forget(self, since: float = math.inf) -> None:
         """Let go of what patches remember whose numbers are below this."""
         for number in [each for each in self._kept if each < since]:
-            getattr(self._kept.pop(number), _ENDS, lambda: None)()
+            getattr(self._kept.pop(number), "free", lambda: None)()  # as ComfyUI calls it behind a run
 
     def _make(self, patch: Patch, made: dict[int, Any]) -> Any:
         if patch.number in made:
@@ -69,8 +66,7 @@ class LivePatches:
             values |= dict(zip(rule.between, (math.inf, -math.inf), strict=True))
         made[patch.number] = live = build(patch.code, rule, values)
         if patch.kept:
-            # What another run has left may be gigabytes, and would be taken for this one's.
-            self.forget(patch.since)
+            self.forget(patch.since)  # of another run: it may be gigabytes, and would be taken for this one's
             self._kept[patch.kept] = live
         return live
 
@@ -90,7 +86,7 @@ class LivePatches:
 def act_between_blocks(carried: Mapping[str, Any]) -> bool:
     """Whether all functions are called between blocks."""
     kinds, replaced = set(carried.get(PATCHES, {})), {kind for kind, *_ in carried.get(REPLACED, [])}
-    return kinds <= _BETWEEN and replaced <= {_BLOCKS} and not carried.get(OBJECTS)
+    return kinds <= _BETWEEN and replaced <= {"dit"} and not carried.get(OBJECTS)  # of "dit" whole blocks are replaced
 
 
 def build(code: str, rule: PatchRule, values: Mapping[str, Any]) -> Any:
@@ -142,9 +138,8 @@ _SEVERAL = ("sampler_pre_cfg_function", "sampler_post_cfg_function", AROUND_GUID
 
 
 def make_guidance(functions: Sequence[Guidance], sampling: Any) -> dict[str, Any]:
-    """Entries of ComfyUI's `model_options`, of which those that read it have ComfyUI's model sampling. What a function
-    has the network do inside stays data there, as it comes with a conditioning. RequestError for one that this ComfyUI
-    does not have, or that no rank may run."""
+    """Entries of ComfyUI's `model_options`; what a function has the network do inside stays data there, as it comes
+    with a conditioning. RequestError for one that this ComfyUI does not have, or that no rank may run."""
     made: dict[str, Any] = {}
     for each in functions:
         rule = rule_of(each.code, GUIDANCE_RULES)

@@ -63,8 +63,7 @@ def _choosing(choose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _LAYOUT = "TensorCoreNVFP4Layout"
-_LARGEST = 448.0 * 6.0
-"""What the largest value becomes: the largest scale of a block of values, times the largest number of four bits."""
+_LARGEST = 448.0 * 6.0  # what the largest value becomes: a block's largest scale times the largest number of four bits
 _CHOSEN = "experts"  # layers below modules of this name run for the tokens that chose them, maybe on one rank alone
 
 

@@ -33,8 +33,7 @@ class TokenSpec(ModelSpec):
             if reference.ndim != 4 or reference.shape[1] != x.shape[1] or reference.shape[0] not in (1, call.batch):
                 what = "A reference latent of shape {shape} does not go with a latent of {shape2}."
                 fix = "Encode the reference image with the VAE of {title}."
-                shapes = tuple(reference.shape), tuple(x.shape)
-                raise RequestError(what, fix, shape=shapes[0], shape2=shapes[1], title=self.title)
+                raise RequestError(what, fix, shape=tuple(reference.shape), shape2=tuple(x.shape), title=self.title)
             pictures.append(reference.to(x).expand(call.batch, -1, -1, -1))
         # Channels slowest; odd sides continue circularly.
         tokens = [F.pixel_unshuffle(pad_sides(each, self.patch), self.patch).flatten(2).mT for each in pictures]

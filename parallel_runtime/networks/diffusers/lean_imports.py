@@ -70,7 +70,6 @@ def import_diffusers() -> ModuleType:
 
 def leave_out_unused_packages() -> None:
     """Let diffusers find only what a transformer's forward needs, in this whole process; see `import_diffusers`.
-
     A transformer's module otherwise imports most of transformers, SciPy and more, and PyTorch's compiler for its
     decorators: half of what a rank would import, 3 s on a slow core. Classes that are imported already stay."""
     utilities = import_diffusers().utils

@@ -17,7 +17,8 @@ from ...exchange.head_routes import HeadSharing
 from ...mesh.mesh import Mesh
 from ...streaming.block_stream import BlockStream
 from ..attention_operator import attend_by_kernel
-from ..cut_blocks import cut_blocks, keep_whole, unknown_blocks
+from ..cut_blocks import cut_blocks, keep_whole
+from ..facts import unknown_blocks
 from ..marked_blocks import find_modules
 from ..network import Network
 from ..stages import Stages
@@ -38,15 +39,13 @@ def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> HeadSha
 
 class ParallelTransformer(Network):
     """A transformer of diffusers' that the ranks of a sequence group run together, without gradients; every rank makes
-    it with the same arguments, and its weights on its device.
-
-    Called as the wrapped transformer is, with whole (not split) arguments, alike on all ranks of the group, and
-    returns the whole result on each of them. Attributes it does not have are the wrapped transformer's. `attention` is
-    one of config.ATTENTION_BACKENDS, `owned` (start, stop) of the blocks that have weights, None: all.
+    it with the same arguments, and its weights on its device. Called as the wrapped one is, with whole (not split)
+    arguments, alike on all ranks of the group, it returns the whole result on each of them; attributes it does not have
+    are the wrapped one's. `attention` is one of config.ATTENTION_BACKENDS, `owned` (start, stop) of the blocks that
+    have weights, None: all.
 
     UnsupportedModelError where the transformer is not what the spec describes, or its attention cannot be exchanged;
-    ConfigurationError where the mesh or the attention backend cannot be used here.
-    """
+    ConfigurationError where the mesh or the attention backend cannot be used here."""
 
     def __init__(
         self, transformer: nn.Module, spec: ModelSpec, mesh: Mesh, attention: str = "auto", compile: bool = False,

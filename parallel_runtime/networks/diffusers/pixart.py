@@ -14,8 +14,6 @@ _PATCH = 2
 _PIXELS = 8  # of the picture along one side of a latent pixel
 _BASE = 64  # side in latent pixels of the 512² pictures that positions are measured by
 _FORMER = "Transformer2DModel"
-_FORMER_KEYS = ("double_self_attention", "num_vector_embeds", "only_cross_attention", "use_linear_projection")
-"""What a config.json still says that was written for the class that PixArt once shared with others."""
 
 
 def _check(call: Call) -> None:
@@ -71,7 +69,8 @@ PIXART = ModelSpec(
     check=_check,
     learned_sigma=True,
     former_class=_FORMER,
-    ignores=_FORMER_KEYS,
+    # What a config.json still says that was written for the class that PixArt once shared with others.
+    ignores=("double_self_attention", "num_vector_embeds", "only_cross_attention", "use_linear_projection"),
     belongs=lambda config: config["_class_name"] != _FORMER or config.get("norm_type") == "ada_norm_single",
     prepare=prepare,
     widths={"encoder_hidden_states": "caption_channels"},

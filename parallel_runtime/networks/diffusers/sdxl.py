@@ -1,8 +1,7 @@
 """SDXL (base, refiner, inpainting, and the smaller SSD-1B, Vega and KOALA): diffusers' UNet2DConditionModel as data.
 
 A U-Net: its resolutions are joined by convolutions, which need their neighbours, so no rank takes a share of the
-tokens. Ranks share out the rows of a batch, CFG branches and pictures, and each has the whole model.
-"""
+tokens. Ranks share out the rows of a batch, CFG branches and pictures, and each has the whole model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """ComfyUI's classes of diffusion networks as data: "module:Class" -> what ranks may share out of it.
 
 Names are those of `comfy.ldm`. A class that is not here shares out the batch alone; `tests` compare this table with
-ComfyUI's own list of models, so that a new one is known as such.
-"""
+ComfyUI's own list of models, so that a new one is known as such."""
 
 from __future__ import annotations
 
@@ -45,12 +44,10 @@ _SOUND = {
         "ACE-Step 1.5", (_ACE_STEP_15,), attention_in=("comfy.ldm.ace.ace_step15",),
         heads="decoder.layers.0.self_attn.num_heads", rows_together=True,
     ),
-    "comfy.ldm.ace.model:ACEStepTransformer2DModel": Network(
-        "ACE-Step", whole=said("its blocks convolve along the song, and their linear attention sums over it")
-    ),
-    "comfy.ldm.audio.dit:AudioDiffusionTransformer": Network(
-        "Stable Audio", (_STABLE_AUDIO,), heads="transformer.layers.0.self_attn.num_heads"
-    ),
+    "comfy.ldm.ace.model:ACEStepTransformer2DModel":
+        Network("ACE-Step", whole=said("its blocks convolve along the song, and their linear attention sums over it")),
+    "comfy.ldm.audio.dit:AudioDiffusionTransformer":
+        Network("Stable Audio", (_STABLE_AUDIO,), heads="transformer.layers.0.self_attn.num_heads"),
     "comfy.ldm.minimax_music.dit:MiniMaxMusic3DiT": Network(
         "MiniMax Music", (_MINIMAX_MUSIC,), attention_in=("comfy.ldm.minimax_music.dit",),
         heads="diffusion_transformer.transformer.layers.0.self_attn.num_heads",
@@ -62,9 +59,8 @@ _SHAPES = {
     "comfy.ldm.hunyuan3dv2_1.hunyuandit:HunYuanDiTPlain": Network(
         "Hunyuan3D 2.1", (_HUNYUAN_3D_21,), attention_in=("comfy.ldm.hunyuan3dv2_1.hunyuandit",), rows_together=True
     ),
-    "comfy.ldm.triposplat.model:LatentSeqMMFlowModel": Network(
-        "TripoSplat", (_triposplat("blocks"), _triposplat("noise_refiner"))
-    ),
+    "comfy.ldm.triposplat.model:LatentSeqMMFlowModel":
+        Network("TripoSplat", (_triposplat("blocks"), _triposplat("noise_refiner"))),
     "comfy.ldm.trellis2.model:Trellis2": Network(
         "Trellis 2", whole=said("its tokens are the filled cells of a sparse grid, of another number in each shape")
     ),

@@ -160,12 +160,10 @@ IMAGE: Mapping[str, Network] = {
         "SenseNova U1.5", whole=said("ComfyUI asks it for the prompt's keys before a run, which is refused"),
         rows_together=True, read="0.38",
     ),
-    "comfy.ldm.mage_flow.model:MageFlowTransformer2DModel": Network(
-        "Mage-Flow", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads", stages=True, behind=True
-    ),
-    "comfy.ldm.lumina.model:NextDiT": Network(
-        "Lumina 2 and Z-Image", _LUMINA, heads="n_heads", stages=True, behind=True
-    ),
+    "comfy.ldm.mage_flow.model:MageFlowTransformer2DModel":
+        Network("Mage-Flow", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads", stages=True, behind=True),
+    "comfy.ldm.lumina.model:NextDiT":
+        Network("Lumina 2 and Z-Image", _LUMINA, heads="n_heads", stages=True, behind=True),
     "comfy.ldm.lumina.model:NextDiTPixelSpace": Network("Z-Image in pixels", _LUMINA, heads="n_heads"),
     "comfy.ldm.krea2.model:SingleStreamDiT": Network("Krea 2", (_KREA_2,), heads="heads"),
     "comfy.ldm.anima.model:Anima": Network("Anima", (PREDICT_2,)),
@@ -174,39 +172,31 @@ IMAGE: Mapping[str, Network] = {
         "HiDream O1", (_HIDREAM_O1,), heads="language_model.layers.0.self_attn.num_heads", clears="clear_kv_cache",
         by_object=("ref_pixel_values",),
     ),
-    "comfy.ldm.omnigen.omnigen2:OmniGen2Transformer2DModel": Network(
-        "OmniGen 2", (_omnigen("layers"), *_OMNIGEN_REFINERS), heads="layers.0.attn.heads"
-    ),
+    "comfy.ldm.omnigen.omnigen2:OmniGen2Transformer2DModel":
+        Network("OmniGen 2", (_omnigen("layers"), *_OMNIGEN_REFINERS), heads="layers.0.attn.heads"),
     "comfy.ldm.boogu.model:BooguTransformer2DModel": Network(
         "Boogu", (_BOOGU, _omnigen("single_stream_layers"), *_OMNIGEN_REFINERS),
         heads="single_stream_layers.0.attn.heads",
     ),
-    "comfy.ldm.ideogram4.model:Ideogram4Transformer2DModel": Network(
-        "Ideogram 4", (_IDEOGRAM_4,), heads="layers.0.attention.num_heads"
-    ),
-    "comfy.ldm.ernie.model:ErnieImageModel": Network(
-        "ERNIE-Image", (_ERNIE_IMAGE,), attention_in=("comfy.ldm.ernie.model",)
-    ),
-    "comfy.ldm.joyimage.model:JoyImageTransformer3DModel": Network(
-        "JoyImage", (_JOY,), heads="double_blocks.0.attn.num_attention_heads", stages=True
-    ),
+    "comfy.ldm.ideogram4.model:Ideogram4Transformer2DModel":
+        Network("Ideogram 4", (_IDEOGRAM_4,), heads="layers.0.attention.num_heads"),
+    "comfy.ldm.ernie.model:ErnieImageModel":
+        Network("ERNIE-Image", (_ERNIE_IMAGE,), attention_in=("comfy.ldm.ernie.model",)),
+    "comfy.ldm.joyimage.model:JoyImageTransformer3DModel":
+        Network("JoyImage", (_JOY,), heads="double_blocks.0.attn.num_attention_heads", stages=True),
     "comfy.ldm.lens.model:LensTransformer2DModel": Network("Lens", (_LENS,), heads="transformer_blocks.0.attn.heads"),
-    "comfy.ldm.modules.diffusionmodules.mmdit:OpenAISignatureMMDITWrapper": Network(
-        "Stable Diffusion 3 and 3.5", (_SD3,), heads="joint_blocks.0.x_block.attn.num_heads", stages=True
-    ),
+    "comfy.ldm.modules.diffusionmodules.mmdit:OpenAISignatureMMDITWrapper":
+        Network("Stable Diffusion 3 and 3.5", (_SD3,), heads="joint_blocks.0.x_block.attn.num_heads", stages=True),
     "comfy.ldm.aura.mmdit:MMDiT": Network("AuraFlow", _AURA_FLOW, heads="single_layers.0.attn.n_heads", stages=True),
-    "comfy.ldm.pixart.pixartms:PixArtMS": Network(
-        "PixArt", (_PIXART,), attention_in=("comfy.ldm.pixart.blocks",), stages=True
-    ),
-    "comfy.ldm.hydit.models:HunYuanDiT": Network(
-        "HunyuanDiT", (_HUNYUAN_DIT,), attention_in=("comfy.ldm.hydit.attn_layers",), stages=True
-    ),
+    "comfy.ldm.pixart.pixartms:PixArtMS":
+        Network("PixArt", (_PIXART,), attention_in=("comfy.ldm.pixart.blocks",), stages=True),
+    "comfy.ldm.hydit.models:HunYuanDiT":
+        Network("HunyuanDiT", (_HUNYUAN_DIT,), attention_in=("comfy.ldm.hydit.attn_layers",), stages=True),
     # Blocks of pixels come after those of patches: every rank computes all of them.
     "comfy.ldm.pixeldit.model:PixDiT_T2I": Network("PixelDiT", (_PIXEL_DIT,), heads="num_groups"),
     "comfy.ldm.pixeldit.pid:PidNet": Network("PiD", (_PIXEL_DIT,), heads="num_groups"),
-    "comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel": Network(
-        "U-Net (SD 1.5, SDXL, SVD, Lotus)", whole=CONVOLVES, side_by_side=True
-    ),
+    "comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel":
+        Network("U-Net (SD 1.5, SDXL, SVD, Lotus)", whole=CONVOLVES, side_by_side=True),
     "comfy.ldm.cascade.stage_c:StageC": Network("Stable Cascade", whole=CONVOLVES),
     "comfy.ldm.cascade.stage_b:StageB": Network("Stable Cascade", whole=CONVOLVES),
 }  # fmt: skip

@@ -16,22 +16,15 @@ _LTX_VIDEO = Blocks(
 )  # fmt: skip
 
 # The audio stream is short: it is whole on every rank, and the video's tokens are shared out.
+_SOUND = ("a_context", "a_timestep", "a_pe", "a_cross_pe", "a_cross_scale_shift_timestep", "a_cross_gate_timestep")
 _LTX_2 = Blocks(
     "transformer_blocks", {"x.0": 1}, ("x.0", None), joint={"v_pe": 1, "v_cross_pe": 1},
     rows=dict.fromkeys(
         ("v_timestep", "v_cross_scale_shift_timestep", "v_cross_gate_timestep", "self_attention_mask"), ("x.0", 1)
     ),
     cross=("attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn"), gathers=("video_to_audio_attn",),
-    alike=(
-        "v_context", "a_context", "attention_mask", "a_timestep", "a_pe", "a_cross_pe", "a_cross_scale_shift_timestep",
-        "a_cross_gate_timestep", "v_prompt_timestep", "a_prompt_timestep", *OPTIONS,
-    ),
-    longer=dict.fromkeys(
-        (
-            "v_context", "a_context", "x.1", "a_pe", "a_cross_pe", "a_timestep", "a_cross_scale_shift_timestep",
-            "a_cross_gate_timestep",
-        ), 1,
-    ),
+    alike=("v_context", *_SOUND, "attention_mask", "v_prompt_timestep", "a_prompt_timestep", *OPTIONS),
+    longer=dict.fromkeys(("v_context", "x.1", *_SOUND), 1),
     counts=("num_frames", "patches_per_frame", "intervals"),
 )  # fmt: skip
 
@@ -62,15 +55,12 @@ VIDEO: Mapping[str, Network] = {
         "MiniMax H3", (_MINIMAX_H3,), heads="blocks.0.attn.heads", head_dim="blocks.0.attn.head_dim", rescales=True
     ),
     "comfy.ldm.lightricks.model:LTXVModel": Network("LTX-Video", (_LTX_VIDEO,), heads="num_attention_heads"),
-    "comfy.ldm.lightricks.av_model:LTXAVModel": Network(
-        "LTX-2 to 2.5", (_LTX_2,), heads="num_attention_heads", width="inner_dim"
-    ),
-    "comfy.ldm.hunyuan_video.model:HunyuanVideo": Network(
-        "HunyuanVideo and HunyuanImage", FLUX, sigmas_with="time_r_in", stages=True
-    ),
-    "comfy.ldm.kandinsky5.model:Kandinsky5": Network(
-        "Kandinsky 5", (_KANDINSKY_5,), heads="visual_transformer_blocks.0.self_attention.num_heads"
-    ),
+    "comfy.ldm.lightricks.av_model:LTXAVModel":
+        Network("LTX-2 to 2.5", (_LTX_2,), heads="num_attention_heads", width="inner_dim"),
+    "comfy.ldm.hunyuan_video.model:HunyuanVideo":
+        Network("HunyuanVideo and HunyuanImage", FLUX, sigmas_with="time_r_in", stages=True),
+    "comfy.ldm.kandinsky5.model:Kandinsky5":
+        Network("Kandinsky 5", (_KANDINSKY_5,), heads="visual_transformer_blocks.0.self_attention.num_heads"),
     "comfy.ldm.kandinsky6.model:Kandinsky6": Network(
         "Kandinsky 6", read="0.38",
         whole=said("its video and sound attend to one another by calls that say nothing of how"),
@@ -81,12 +71,10 @@ VIDEO: Mapping[str, Network] = {
     ),
     "comfy.ldm.cosmos.predict2:MiniTrainDIT": Network("Cosmos-Predict 2", (PREDICT_2,)),
     "comfy.ldm.cosmos.model:GeneralDIT": Network("Cosmos 1", (_COSMOS,)),
-    "comfy.ldm.cogvideo.model:CogVideoXTransformer3DModel": Network(
-        "CogVideoX", (_COG_VIDEO,), heads="num_attention_heads"
-    ),
-    "comfy.ldm.genmo.joint_model.asymm_models_joint:AsymmDiTJoint": Network(
-        "Mochi", whole=said("its blocks crop their text tokens to the prompt's length")
-    ),
+    "comfy.ldm.cogvideo.model:CogVideoXTransformer3DModel":
+        Network("CogVideoX", (_COG_VIDEO,), heads="num_attention_heads"),
+    "comfy.ldm.genmo.joint_model.asymm_models_joint:AsymmDiTJoint":
+        Network("Mochi", whole=said("its blocks crop their text tokens to the prompt's length")),
     "comfy.ldm.seedvr.model:NaDiT": Network(
         "SeedVR2", whole=said("it attends within windows of frames, rows and columns, of many lengths"),
         rows_together=True, read_outside=("positive_conditioning", "negative_conditioning"),
