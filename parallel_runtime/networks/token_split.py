@@ -97,14 +97,14 @@ class TokenSplit:
         outer, _RUNNING.split = running_split(), self
         before = self.streams, self.alone, self.gathers_keys, self.kept
         self.streams, self.alone, self.gathers_keys, self.kept = streams, alone, gathers_keys, kept
-        self._lay_out(batch, device)
         try:
+            self._lay_out(batch, device)
             yield
         finally:
             self.streams, self.alone, self.gathers_keys, self.kept = before
-            self._lay_out(batch, device)
             self.gathered = ()
             _RUNNING.split = outer
+            self._lay_out(batch, device)
 
     def _lay_out(self, batch: int, device: torch.device) -> None:
         self.tokens.start()
