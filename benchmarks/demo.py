@@ -20,7 +20,7 @@ from benchmarks.emoji.words import UnknownWordError, Words
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.requests.requests import Sample
 from workers.client.pool_registry import get_pool
-from workers.client.requests import Branch, LoopRequest, ModelRequest
+from workers.client.requests import LoopRequest, ModelRequest
 
 MODEL = Path(__file__).parent / "emoji" / "model"
 STEPS, SIDE, SEED = 20, 16, 7
@@ -37,10 +37,9 @@ def make_request(words: Words, prompt: str, seed: int) -> LoopRequest:
     """
     context, pooled = words.conditioning(prompt)
     noise = torch.randn(1, 16, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
-    branch = Branch({"context": context, "y": pooled}, 0)
     sigmas = torch.linspace(1, 0, STEPS + 1)
     job = Sample("", "euler", (), cfg=1.0)
-    return LoopRequest(job, (branch,), {"x": noise, "sigmas": sigmas, "timesteps": sigmas})
+    return LoopRequest(job, {0: {"context": context, "y": pooled}}, {"x": noise, "sigmas": sigmas, "timesteps": sigmas})
 
 
 def decode(latent: torch.Tensor) -> torch.Tensor:

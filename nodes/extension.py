@@ -26,10 +26,6 @@ class ParallelExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         await self.on_load()  # which ComfyUI 0.8.0 declares and never calls
         return [
-            ParallelConfigNode,
-            ParallelLoader,
-            ParallelCheckpointLoader,
-            ParallelSampler,
-            ParallelVaeNode,
+            ParallelConfigNode, ParallelLoader, ParallelCheckpointLoader, ParallelSampler, ParallelVaeNode,
             ParallelDoctor,
-        ]
+        ]  # fmt: skip

@@ -26,15 +26,12 @@ def is_gguf(path: Path) -> bool:
 
 def list_gguf_files(roots: Iterable[str | Path]) -> list[str]:
     """Names relative to their root, sorted; also where no pack reads them, so that the node can say so."""
-    return sorted(
-        {
-            Path(folder, name).relative_to(root).as_posix()
-            for root in roots
-            for folder, _, names in os.walk(root, followlinks=True)
-            for name in names
-            if is_gguf(Path(name))
-        }
-    )
+    found: set[str] = set()
+    for root in roots:
+        for folder, _, names in os.walk(root, followlinks=True):
+            files = (Path(folder, name) for name in names)
+            found.update(file.relative_to(root).as_posix() for file in files if is_gguf(file))
+    return sorted(found)
 
 
 def find_gguf_pack(path: Path) -> str:

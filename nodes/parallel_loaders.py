@@ -122,10 +122,7 @@ class ParallelLoader(io.ComfyNode):
             "ParallelLoader",
             search_aliases=[*_LOADER_WORDS, "load diffusion model", "diffusion model", "unet", "unet loader", "gguf"],
             has_intermediate_output=True,  # ComfyUI sends the text again where the node is cached
-            inputs=[
-                io.Combo.Input("model_name", options=[*files, *gguf]),
-                *model_inputs(),
-            ],
+            inputs=[io.Combo.Input("model_name", options=[*files, *gguf]), *model_inputs()],
             outputs=[io.Model.Output()],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
@@ -147,14 +144,12 @@ class ParallelCheckpointLoader(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
+        files = folder_paths.get_filename_list("checkpoints")
         return make_schema(
             "ParallelCheckpointLoader",
             search_aliases=[*_LOADER_WORDS, "load checkpoint", "image only", "ckpt", "unet"],
             has_intermediate_output=True,  # ComfyUI sends the text again where the node is cached
-            inputs=[
-                io.Combo.Input("ckpt_name", options=folder_paths.get_filename_list("checkpoints")),
-                *model_inputs(),
-            ],
+            inputs=[io.Combo.Input("ckpt_name", options=files), *model_inputs()],
             outputs=[io.Model.Output(), io.Clip.Output(), io.Vae.Output(), io.ClipVision.Output()],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
@@ -170,11 +165,9 @@ class ParallelCheckpointLoader(io.ComfyNode):
         path = _find_model(ckpt_name, "checkpoints")
         # First, as it is what may be refused.
         model, text = load_on_node(path, cls.hidden, **chosen)
+        folders = folder_paths.get_folder_paths("embeddings")
         _, clip, vae, clip_vision = comfy.sd.load_checkpoint_guess_config(
-            str(path),
-            output_clipvision=True,
-            embedding_directory=folder_paths.get_folder_paths("embeddings"),
-            output_model=False,
+            str(path), output_clipvision=True, embedding_directory=folders, output_model=False
         )
         return io.NodeOutput(model, clip, vae, clip_vision, ui=show_text(text))
 

@@ -14,8 +14,8 @@ from parallel_runtime.networks.comfyui.node_rules import CFG
 from parallel_runtime.networks.comfyui.seam import IN_LOOP
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.networks.tables.comfyui import find_network
-from parallel_runtime.requests.comfyui_code import HostLoop, sampling_name
-from parallel_runtime.requests.requests import Sample, concat_name, share_name
+from parallel_runtime.requests.comfyui_code import HostLoop
+from parallel_runtime.requests.requests import Sample, concat_name, sampling_name, share_name
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.own_timesteps import OwnTimestep
 
@@ -32,16 +32,10 @@ if TYPE_CHECKING:
 
 
 def run_sampler(
-    executor: WrapperExecutor,
-    guider: Any,
-    sigmas: torch.Tensor,
-    extra_args: dict[str, Any],
-    callback: Any,
-    noise: torch.Tensor,
-    latent_image: torch.Tensor,
-    denoise_mask: torch.Tensor | None = None,
+    executor: WrapperExecutor, guider: Any, sigmas: torch.Tensor, extra_args: dict[str, Any], callback: Any,
+    noise: torch.Tensor, latent_image: torch.Tensor, denoise_mask: torch.Tensor | None = None,
     disable_pbar: bool = False,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Called by ComfyUI's guider in place of any node's sampler, with arguments and result of KSAMPLER.sample."""
     arguments = (guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
     remote, sampler = guider.inner_model.parallel_remote, executor.class_obj
@@ -74,7 +68,12 @@ def _run_in_pool(asked: AskedLoop, sigmas: torch.Tensor, disable_pbar: bool) -> 
     x = sampling.noise_scaling(sigmas[0], asked.noise, asked.latent_image, most)
     calls = asked.evaluate_dry(x, sigmas[0].expand(x.shape[0]))
     own_timesteps = asked.own_timesteps(calls, x, sigmas[0])
-    found = _evaluation_obstacles(asked, calls, x, own_timesteps)
+    staged, cfg = asked.remote.stages > 1, asked.guider.cfg if asked.rule.code == CFG else None
+    found = call_obstacles(calls, tuple(x.shape), asked.rule.conds, cfg)
+    if staged and any(LATENT_SHAPES in call.conditioning for call in calls):
+        found.append(said("several latents in one"))
+    if own_timesteps is None or (own_timesteps and staged):
+        found.append(said("timesteps of the model's own"))
     if found or own_timesteps is None:
         return None, found
     request = _request(asked, calls, x, sigmas, own_timesteps)
@@ -84,41 +83,21 @@ def _run_in_pool(asked: AskedLoop, sigmas: torch.Tensor, disable_pbar: bool) -> 
     return latent, found
 
 
-def _evaluation_obstacles(
-    asked: AskedLoop, calls: list[TransformerCall], x: torch.Tensor, own_timesteps: Mapping[int, Any] | None
-) -> list[Said]:
-    """Name what the pool would do otherwise in one evaluation."""
-    staged = asked.remote.stages > 1
-    cfg = asked.guider.cfg if asked.rule.code == CFG else None
-    found = call_obstacles(calls, tuple(x.shape), asked.rule.conds, cfg)
-    if staged and any(LATENT_SHAPES in call.conditioning for call in calls):
-        found.append(said("several latents in one"))
-    if own_timesteps is None or (own_timesteps and staged):
-        found.append(said("timesteps of the model's own"))
-    return found
-
-
 def _request(
-    asked: AskedLoop,
-    calls: list[TransformerCall],
-    x: torch.Tensor,
-    sigmas: torch.Tensor,
+    asked: AskedLoop, calls: list[TransformerCall], x: torch.Tensor, sigmas: torch.Tensor,
     own_timesteps: Mapping[int, Mapping[str, OwnTimestep]],
-) -> LoopRequest:
-    from workers.client.requests import Branch, LoopRequest
+) -> LoopRequest:  # fmt: skip
+    from workers.client.requests import LoopRequest
 
     sampling = asked.sampling
     host, beside = _host_loop(asked) if asked.by_comfyui else (None, {})
     # The network does more around a call than ComfyUI's process has done.
     network = find_network(type(asked.model.diffusion_model))
     in_loop = {IN_LOOP: True} if network is not None and network.rescales else {}
-    branches = tuple(Branch(conditioning | in_loop, index) for index, conditioning in split_branches(calls))
+    branches = {index: conditioning | in_loop for index, conditioning in split_branches(calls).items()}
     concat = {concat_name(index): each for index, each in split_extra_channels(calls, x.shape[1]).items()}
     own = [(index, name, each) for index, named in own_timesteps.items() for name, each in named.items()]
     inpaint = _inpaint(asked)
-    # A step's preview cannot be left out because a later one comes for certain.
-    each_may_be_last = asked.remote.stages > 1 or asked.name == "dpm_adaptive"
-    keeps_denoised = closure_of(asked.callback).get("x0_output_dict") is not None
     job = Sample(
         model="",
         branches=(),
@@ -128,8 +107,7 @@ def _request(
         cfg=float(asked.guider.cfg),
         inpaint=bool(inpaint),
         inpaint_clean=bool(inpaint) and not asked.masks_noised,
-        # Which each prompt may set anew. Nodes with an output for the denoised latent get it from the last one.
-        preview=args.preview_method is not LatentPreviewMethod.NoPreviews or (each_may_be_last and keeps_denoised),
+        preview=_previews(asked),
         concat=bool(concat),
         joined=len(calls) == 1,
         own_timesteps=tuple((index, name, each.begin) for index, name, each in own),
@@ -145,6 +123,14 @@ def _request(
         **{share_name(index, name): each.share for index, name, each in own},
     }
     return LoopRequest(job, branches, tensors)
+
+
+def _previews(asked: AskedLoop) -> bool:
+    """Whether each step's denoised latent comes: as each prompt may set anew, or as a node puts out the last one's."""
+    # A step's preview cannot be left out because a later one comes for certain.
+    each_may_be_last = asked.remote.stages > 1 or asked.name == "dpm_adaptive"
+    keeps_denoised = closure_of(asked.callback).get("x0_output_dict") is not None
+    return args.preview_method is not LatentPreviewMethod.NoPreviews or (each_may_be_last and keeps_denoised)
 
 
 def _host_loop(asked: AskedLoop) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:

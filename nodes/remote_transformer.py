@@ -23,7 +23,7 @@ from .transportable import travelling
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import Loaded
     from workers.client.client import PoolClient
-    from workers.client.requests import LoopRequest, ModelRequest
+    from workers.client.requests import LoopRequest, ModelRequest, OnProgress, ShouldCancel
 
 _USED: WeakValueDictionary[str, RemoteTransformer] = WeakValueDictionary()
 """Of those that stand for the same weights (the loader ran again, and ComfyUI still has what it made before) the one
@@ -78,7 +78,7 @@ class RemoteTransformer:
     def shares(self, device: torch.device) -> bool:
         return may_compute_on(self.model.config, device)
 
-    def load(self, should_cancel: Callable[[], bool], make_room: Callable[[int], None] | None = None) -> Loaded:
+    def load(self, should_cancel: ShouldCancel, make_room: Callable[[int], None] | None = None) -> Loaded:
         """Make the model resident; quick when it is. See PoolClient.load."""
         pool, watching = self._use_pool(should_cancel, "load")
         loaded = pool.load(self.model, watching, make_room)
@@ -86,7 +86,7 @@ class RemoteTransformer:
         self.stages = loaded.stages
         return loaded
 
-    def forward(self, call: TransformerCall, should_cancel: Callable[[], bool]) -> torch.Tensor:
+    def forward(self, call: TransformerCall, should_cancel: ShouldCancel) -> torch.Tensor:
         """The prediction of one call, as x is. Raises as PoolClient.forward; RequestError: something cannot travel."""
         conditioning = travelling(call, self.functions)
         if self._capture is not None:
@@ -102,17 +102,12 @@ class RemoteTransformer:
         self._note(pool, call.x, 0 if sigmas is None else len(sigmas) - 1, "call")
         return output.to(call.x)
 
-    def invoke(self, method: str, arguments: Mapping[str, Any], should_cancel: Callable[[], bool]) -> torch.Tensor:
+    def invoke(self, method: str, arguments: Mapping[str, Any], should_cancel: ShouldCancel) -> torch.Tensor:
         """What a method of the network gives that needs its weights; see PoolClient.invoke."""
         pool, watching = self._use_pool(should_cancel)
         return pool.invoke(self.model, method, arguments, self.patches, watching)
 
-    def sample(
-        self,
-        request: LoopRequest,
-        on_progress: Callable[[int, int, torch.Tensor | None], None],
-        should_cancel: Callable[[], bool],
-    ) -> torch.Tensor:
+    def sample(self, request: LoopRequest, on_progress: OnProgress, should_cancel: ShouldCancel) -> torch.Tensor:
         """Run a whole loop in the pool; returns the latent on x's device. Raises as `forward`."""
 
         def on_step(step: int, total: int, denoised: torch.Tensor | None) -> None:
@@ -137,7 +132,7 @@ class RemoteTransformer:
             how = model.dtype, repr(model.comfyui), set_up, self.patches.names, how
             self.notices.ran(pool.ran, pool.details, x.shape, steps, how)
 
-    def release(self, park: bool, should_cancel: Callable[[], bool]) -> int:
+    def release(self, park: bool, should_cancel: ShouldCancel) -> int:
         """Free or park the weights where no other uses them; returns the bytes freed per rank. PoolError, Cancelled."""
         return self._pool.release(self.model, park, should_cancel) if self._pool is not None and self._owns else 0
 
@@ -150,9 +145,7 @@ class RemoteTransformer:
         finally:
             self._capture = None
 
-    def _use_pool(
-        self, should_cancel: Callable[[], bool], doing: str = "step"
-    ) -> tuple[PoolClient, Callable[[], bool]]:
+    def _use_pool(self, should_cancel: ShouldCancel, doing: str = "step") -> tuple[PoolClient, ShouldCancel]:
         """The pool, which may have been replaced; and `should_cancel`, which tells the node what it waits for."""
         self._pool = self._connect(self.model.config)
         _USED[self.model.key] = self

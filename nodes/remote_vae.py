@@ -56,13 +56,9 @@ class RemoteVae:
     what else nodes look at there is the network's own."""
 
     def __init__(
-        self,
-        source: Any,
-        config: ParallelConfig,
-        connect: Callable[[ParallelConfig], PoolClient],
-        ranks: int,
+        self, source: Any, config: ParallelConfig, connect: Callable[[ParallelConfig], PoolClient], ranks: int,
         notices: RunNotices,
-    ):
+    ):  # fmt: skip
         from workers.client.requests import VaeRequest
 
         self.request: VaeRequest = VaeRequest(find_file(source), ranks)

@@ -55,15 +55,10 @@ class RunNotices:
     total) bytes; `where` tells the prompt and the node."""
 
     def __init__(
-        self,
-        show: Callable[[Said], None],
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        model: str = "",
+        self, show: Callable[[Said], None], clock: Callable[[], float] = time.monotonic, *, model: str = "",
         where: Callable[[], tuple[str, str]] = lambda: ("", ""),
-        move_bar: Callable[[int, int], None] = lambda done, total: None,
-        history: RunHistory = HISTORY,
-    ):
+        move_bar: Callable[[int, int], None] = lambda done, total: None, history: RunHistory = HISTORY,
+    ):  # fmt: skip
         self._show, self._move_bar, self._where, self._clock = show, move_bar, where, clock
         self.model = model
         self._history = history

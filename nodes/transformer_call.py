@@ -50,15 +50,15 @@ def read_call(
     return TransformerCall(x, timestep, conditioning, control, options or {})
 
 
-def split_branches(calls: Sequence[TransformerCall]) -> list[tuple[int, dict[str, Any]]]:
-    """Return (branch index, conditioning of that branch alone) in the order of the index, from batched calls."""
-    branches = []
-    for index, call, part_of in _branches_of(calls):
+def split_branches(calls: Sequence[TransformerCall]) -> dict[int, dict[str, Any]]:
+    """The conditioning of each branch alone, in the order of their indices, from batched calls."""
+    branches = {}
+    for index, call, part_of in sorted(_branches_of(calls), key=lambda each: each[0]):
         part = {name: part_of(value) for name, value in call.conditioning.items()}
         if OPTIONS in part:
             part[OPTIONS] = Shared({**part[OPTIONS].value, BRANCHES: [index]})
-        branches.append((index, part))
-    return sorted(branches, key=lambda branch: branch[0])
+        branches[index] = part
+    return branches
 
 
 def split_extra_channels(calls: Sequence[TransformerCall], channels: int) -> dict[int, torch.Tensor]:

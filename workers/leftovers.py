@@ -19,14 +19,12 @@ import psutil
 
 from parallel_runtime.errors import PoolError
 
-DUMP_STACKS = signal.SIGUSR1
-"""Ranks answer it with the stacks of all their threads, in the log."""
+DUMP_STACKS = signal.SIGUSR1  # ranks answer it with the stacks of all their threads, in the log
 KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_ROOM_BYTES = 64 << 10
-"""What a start writes there, at least: the ranks' meeting place."""
+_ROOM_BYTES = 64 << 10  # what a start writes there, at least: the ranks' meeting place
 _PREFIX = "parallel-dit-run-"
 """Not that of older versions, whose folders have no lock: whether one of theirs lives cannot be told."""
 

@@ -29,8 +29,7 @@ _NVLINK_GPUS = re.compile(r"\b(A100|A800|H100|H200|H800|H20|B200|GB200)\b(?!.*PC
 """GPUs that come with NVLink to all others of a host."""
 _USABLE = 0.92
 """Share of a GPU's memory that a rank may plan with; the rest is the display's, the driver's and fragmentation."""
-_OF_HOST = 0.6
-"""Share of the host's memory that weights may take; the rest is for ComfyUI and its other models."""
+_OF_HOST = 0.6  # share of the host's memory that weights may take; the rest is for ComfyUI and its other models
 
 
 def find_machine(spec: PoolSpec) -> MachineFacts:

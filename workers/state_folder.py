@@ -15,8 +15,7 @@ from typing import IO
 from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.said import Said, said
 
-_MOST_COMPILED_BYTES = 4 << 30
-"""Graphs and kernels of a family, dtype and split take tens of megabytes."""
+_MOST_COMPILED_BYTES = 4 << 30  # graphs and kernels of a family, dtype and split take tens of megabytes
 _TAIL_LINES = 40
 _ROTATE_BYTES = 4 << 20
 _ROTATED = 2

@@ -16,10 +16,10 @@ from ..errors import RequestError
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.live_patches import make_guidance
 from ..networks.comfyui.node_rules import AROUND_GUIDER, CFG, GUIDER_RULES
-from ..requests.comfyui_code import Guider, HostLoop, Scalar, sampling_name
+from ..requests.comfyui_code import Guider, HostLoop, Scalar
 from ..requests.conditioning import BRANCHES, OPTIONS, Conditioning
 from ..requests.patches import CARRIED, REPLACED
-from ..requests.requests import Sample
+from ..requests.requests import Sample, sampling_name
 from ..sampling.denoiser import Inpaint, check_guidance
 from .denoise import Evaluation, Loop, Told
 

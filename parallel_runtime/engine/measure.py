@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,7 +16,7 @@ from ..exchange.grown_memory import ExchangedHeads, HostMemory
 from ..exchange.head_routes import may_go_through_host
 from ..exchange.host_exchange import attend_through_host
 from ..gpu_memory.cuda_driver import pinned
-from ..mesh.speeds import gather_from_ranks
+from ..mesh.speeds import gather_from_ranks, seconds_of
 from ..requests.facts import HOST_MEMORY, NVLINK, LinkFacts, MachineFacts
 
 _WARM_SECONDS = 0.25  # a GPU at its power limit slows down within a tenth of a second; a step lasts longer than that
@@ -110,7 +109,7 @@ def measure_host(device: torch.device, world_size: int) -> float:
     host, target = torch.ones(_COPIED, dtype=torch.uint8), torch.empty(_COPIED, dtype=torch.uint8, device=device)
     with pinned(host) if device.type == "cuda" else nullcontext(True) as fast:
         gather_from_ranks([0.0], world_size)  # they begin together
-        seconds = _timed(lambda: target.copy_(host, non_blocking=True), _COPIES, device)
+        seconds = seconds_of(lambda: target.copy_(host, non_blocking=True), _COPIES, device)
     own = host.nbytes / seconds / 1e9 if fast else 0.0
     return min(rate for (rate,) in gather_from_ranks([own], world_size))
 
@@ -132,22 +131,12 @@ def _gpu_rates(device: torch.device) -> list[float]:
 
 def _sustained(work: Callable[[], object], device: torch.device) -> float:
     """Seconds of one call, after the GPU has been busy with it for a while."""
-    once = _timed(work, 3, device)
-    _timed(work, max(1, int(_WARM_SECONDS / once)), device)
-    return _timed(work, max(1, int(_TIMED_SECONDS / once)), device)
+    once = seconds_of(work, 3, device)
+    seconds_of(work, max(1, int(_WARM_SECONDS / once)), device)
+    return seconds_of(work, max(1, int(_TIMED_SECONDS / once)), device)
 
 
 def _seconds(collective: Callable[[], object], device: torch.device) -> float:
     """Seconds of one of many collectives; equally many on every rank."""
-    _timed(collective, 5, device)
-    return _timed(collective, 20, device)
-
-
-def _timed(work: Callable[[], object], repeats: int, device: torch.device) -> float:
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else torch.cpu.synchronize
-    synchronize(device)
-    start = time.perf_counter()
-    for _ in range(repeats):
-        work()
-    synchronize(device)
-    return (time.perf_counter() - start) / repeats
+    seconds_of(collective, 5, device)
+    return seconds_of(collective, 20, device)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ..config import ParallelPlan
 from ..exchange.head_routes import HeadRoutes
 from ..mesh.mesh import Groups, Layout, Mesh, build_mesh, lay_out_plan, mesh_groups, single_rank_mesh
-from ..mesh.speeds import devices_unlike, measure_speeds
+from ..mesh.speeds import compare_devices
 from ..networks.network import Network
 from ..patching.patch_data import PatchStore
 from ..planning.explanation import details_of, what_runs
@@ -109,9 +109,8 @@ class RankState:
         """Prepared calls by their number. The client decides what is kept, so that all ranks keep the same."""
         self.machine: MachineFacts = CPU
         """Ranks plan by it, so it is the same on all of them: from the Load request, or out of a collective."""
-        self.unlike = devices_unlike(device, world_size)
+        self.unlike, speeds = compare_devices(device, world_size)
         """Whether the ranks' devices are of several models."""
-        speeds = measure_speeds(device, world_size)
         self.meshes = Meshes(rank, world_size, speeds, leave=self.residency.leave, share=HeadRoutes)
         self._opened: tuple[Load, Opened] | None = None
 

@@ -1,11 +1,9 @@
 """How ranks agree: by votes while they run, and by histories before.
 
-A history tells whether the ranks of a group have recorded the same. What is recorded over a group changes with the
-calls over it and with what its ranks vote in them, and both are the same on all of them. But a rank may lose what it
-had: another model took its place there, memory ran out, a request did not use it. So each rank numbers what it has,
-offers the number in PREPARE (`Prepared.offers`), and where the numbers are not all the same, every rank of the group
-begins anew in RUN, under a number that none of them had.
-"""
+A history tells whether the ranks of a group have recorded the same. That follows from the calls over the group and its
+ranks' votes, which are the same on all. But a rank may lose what it had: another model took its place there, memory ran
+out, a request did not use it. So each rank numbers what it has, offers the number in PREPARE (`Prepared.offers`), and
+where numbers differ, every rank of the group begins anew in RUN, under a number that none of them had."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ from ..errors import PeerFailedError
 from ..requests.control import Cancelled
 from .mesh import Mesh
 
-NONE = 0
-"""The number of a rank that has nothing, or lost it."""
+NONE = 0  # the number of a rank that has nothing, or lost it
 _DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 

@@ -3,9 +3,8 @@
 A *part* of the work is addressed by one coordinate per mesh axis (data, cfg, pipe, ring, ulysses), ulysses innermost.
 Two pairs of axes act as one: ring × ulysses split the token sequence, data × cfg split the batch.
 
-A *layout* is all of that but the groups. It is pure, so a rank that only prepares a request has one; joining the
-groups is collective, so it waits until all ranks run.
-"""
+A *layout* is all of that but the groups. It is pure, for PREPARE; joining the groups is collective, so it waits for
+RUN."""
 
 from __future__ import annotations
 
@@ -29,11 +28,10 @@ _GROUPED: Mapping[str, tuple[str, ...]] = {
 
 
 class Groups:
-    """The process groups that this rank knows of, by their ranks: plans whose axes join the same ranks share one.
-
-    Every method is collective over the world: all ranks call it with the same keys in the same order, also those that
-    are in none of the groups, because torch numbers groups in the order in which they are made. `share` makes the
-    memory that the ranks of a group share (HeadRoutes), if they share some."""
+    """The process groups that this rank knows of, by their ranks: plans whose axes join the same ranks share one. Every
+    method is collective over the world: all ranks call it with the same keys in the same order, also those that are in
+    none of the groups, because torch numbers groups as they are made. `share` makes the memory that the ranks of a
+    group share (HeadRoutes), if they share some."""
 
     def __init__(self, rank: int, world_size: int, share: Callable[[dist.ProcessGroup], Any] | None = None):
         self._rank = rank

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
+import time
 import zlib
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from ..memory import device_kind
 
-_SIZE = 4096
-"""Rows and columns of the matrices whose product is timed: what a block's linear layers are made of."""
+_SIZE = 4096  # rows and columns of the matrices whose product is timed: what a block's linear layers are made of
 _WARM_CALLS, _TIMED_CALLS = 3, 10
 _STEP = 0.05
 """Speeds are told in steps of this part of the fastest. Finer than that is noise, and another split of the tokens is
 another set of shapes for compiled graphs."""
 
 
-def measure_speeds(device: torch.device, world_size: int) -> list[float] | None:
-    """Return the speed of every rank, the fastest 1.0; None where the devices are of one kind, which are equal by
-    definition. Collective over the default group, on CPU tensors. All ranks get the same numbers."""
-    if not devices_unlike(device, world_size):
-        return None
-    measured = gather_from_ranks([_products_per_second(device)], world_size)
-    return relative_speeds([speed for (speed,) in measured])
-
-
-def devices_unlike(device: torch.device, world_size: int) -> bool:
-    """Whether the ranks' devices are of several kinds, so that they may round and draw noise otherwise. Collective over
-    the default group, on CPU tensors; the same answer on all ranks."""
+def compare_devices(device: torch.device, world_size: int) -> tuple[bool, list[float] | None]:
+    """Whether the ranks' devices are of several kinds, so that they may round and draw noise otherwise; and the speed
+    of every rank, the fastest 1.0, None where they are equal, as those of one kind are. Collective over the default
+    group, on CPU tensors; the same answer on all ranks."""
     if world_size == 1 or device.type != "cuda":
-        return False
+        return False, None
     kinds = gather_from_ranks([float(zlib.crc32(device_kind(device).encode()))], world_size)
-    return any(kind != kinds[0] for kind in kinds)
+    if all(kind == kinds[0] for kind in kinds):
+        return False, None
+    measured = gather_from_ranks([_products_per_second(device)], world_size)
+    return True, relative_speeds([speed for (speed,) in measured])
 
 
 def relative_speeds(measured: list[float]) -> list[float] | None:
@@ -56,11 +52,16 @@ def gather_from_ranks(numbers: list[float], world_size: int) -> list[list[float]
 def _products_per_second(device: torch.device) -> float:
     # In the type of most models: in which one GPU is ahead of another depends on it.
     one, other = torch.randn(2, _SIZE, _SIZE, device=device, dtype=torch.bfloat16).unbind(0)
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    for call in range(_WARM_CALLS + _TIMED_CALLS):
-        if call == _WARM_CALLS:
-            start.record()
-        one @ other
-    stop.record()
-    torch.cuda.synchronize(device)
-    return 1000 * _TIMED_CALLS / start.elapsed_time(stop)
+    seconds_of(lambda: one @ other, _WARM_CALLS, device)
+    return 1 / seconds_of(lambda: one @ other, _TIMED_CALLS, device)
+
+
+def seconds_of(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Mean of so many calls, to the end of what they launch."""
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else torch.cpu.synchronize
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    synchronize(device)
+    return (time.perf_counter() - start) / repeats

@@ -11,18 +11,14 @@ SLOTS = 2  # places on a device that the blocks which come to it use in turn
 
 
 def resident_blocks(count: int, blocks: int) -> tuple[int, ...]:
-    """Which blocks stay whole on every rank, where so many do: the first, and others evenly between those that come,
-    so that these are on their way meanwhile. One block at least comes."""
-    return _evenly(min(count, blocks - 1), blocks)
+    """Which blocks stay whole on every rank, where so many do, as `evenly`. One block at least comes."""
+    return evenly(min(count, blocks - 1), blocks)
 
 
-def held_blocks(count: int, coming: int) -> tuple[int, ...]:
-    """Which of the blocks that come to other ranks a rank with more memory keeps, where it keeps so many; all of them
-    at most."""
-    return _evenly(min(count, coming), coming)
-
-
-def _evenly(count: int, blocks: int) -> tuple[int, ...]:
+def evenly(count: int, blocks: int) -> tuple[int, ...]:
+    """So many of the blocks, all at most: the first, and others evenly between those that come, so that these are on
+    their way meanwhile."""
+    count = min(count, blocks)
     return tuple(number * blocks // count for number in range(count))
 
 
@@ -44,7 +40,7 @@ class Coming:
         """Parameters of each block that comes to a rank that keeps so many of the others."""
         stay = set(resident_blocks(self.resident, model.blocks))
         coming = [size for block, size in enumerate(model.block_sizes) if block not in stay]
-        places = set(held_blocks(held, len(coming)))
+        places = set(evenly(held, len(coming)))
         return [size for block, size in enumerate(coming) if block not in places]
 
     def kept_bytes(self, model: ModelFacts, held: int = 0) -> int:

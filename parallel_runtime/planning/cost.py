@@ -1,8 +1,6 @@
-"""What a step costs under a plan: predicted time and memory of one rank. Pure arithmetic on facts.
-
-A roofline: matrix products and attention at the GPU's sustained rates, elementwise work and weights at its memory's,
-exchanges as latency and bytes over bandwidth. Where each constant was measured is in cost_constants.py.
-"""
+"""What a step costs under a plan: predicted time and memory of one rank. Pure arithmetic on facts: a roofline of matrix
+products and attention at the GPU's sustained rates, elementwise work and weights at its memory's, exchanges as latency
+and bytes over bandwidth. Where each constant was measured is in cost_constants.py."""
 
 from __future__ import annotations
 
@@ -87,10 +85,8 @@ class PlannedStep:
 
     @cached_property
     def token_share(self) -> float:
-        """Of a picture's tokens: those that the slowest of all ranks would compute in the time of a rank's share.
-
-        Ranks of unlike speed share in its proportion, but for the ranks of a stage, which share equally.
-        """
+        """Of a picture's tokens: those that the slowest of all ranks would compute in the time of a rank's share. Ranks
+        of unlike speed share in its proportion, but for the ranks of a stage, which share equally."""
         speeds, group = self.machine.speeds, self.plan.sequence
         if self.plan.pipe > 1 or not speeds:
             return 1 / group

@@ -1,13 +1,11 @@
 """The constants of the cost model: each with its unit, and the file of benchmarks/results that it was fitted to.
 
-The fitted ones are fitted to what was measured on H200s; a test holds every prediction to within 20% of that, and
-another sees that each constant counts in the results beside it. To refit them after a change that makes steps faster,
-or to other sizes:
+The fitted ones follow what was measured on H200s; a test holds every prediction to within 20% of that, and another
+sees that each constant counts in the results beside it. To refit them to faster steps or other sizes:
 
 1. measure: `python -m benchmarks.compare --rivals ours`, and `--set pipefusion` with and without `--no-p2p`;
 2. `python -m benchmarks.fit_cost` prints prediction beside measurement;
-3. fit in the order of this file, each constant to the rows beside it (the GPU's own rates are in facts.py).
-"""
+3. fit in the order of this file, each constant to the rows beside it (the GPU's own rates are in facts.py)."""
 
 from __future__ import annotations
 

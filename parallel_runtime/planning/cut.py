@@ -15,13 +15,9 @@ _Cut = tuple[float, float, tuple[int, ...]]  # cost of the longest stage, how un
 
 @lru_cache(maxsize=256)  # planning asks for the same few assignments again and again
 def assign_blocks(sizes: tuple[float, ...], stages: int, most: float = math.inf) -> Assignment:
-    """Assign blocks to stages by time, as far as that leaves no stage with more than `most` parameters; sizes are those
-    of each block, in forward order.
-
-    Blocks of a family take equally long for the same tokens, so that stages get equally many. They may differ in size
-    all the same (FLUX.1's first ones have weights for text of their own). Where no assignment keeps to `most`, the
-    largest stage is as small as can be.
-    """
+    """Assign blocks to stages by time, as far as that leaves no stage with more than `most` parameters, else so that
+    the largest stage is as small as can be; sizes are those of each block, in forward order. Blocks of a family take
+    equally long for the same tokens, so that stages get equally many; FLUX.1's first ones are larger all the same."""
     by_time = split_blocks([1.0] * len(sizes), stages, sizes, most)
     fits = max(sum(sizes[slice(*owned)]) for owned in by_time) <= most
     return by_time if fits else split_blocks(sizes, stages)

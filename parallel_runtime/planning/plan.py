@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ..config import AXES, ParallelConfig, ParallelPlan
+from ..config import AXES, ParallelPlan
 from ..requests.facts import SLOW_GB_PER_SECOND
 from .coming_blocks import Coming
 from .cost import Cost, PlannedStep
@@ -20,8 +20,7 @@ _WORTH_OTHER_PIXELS = 0.9
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan with what it costs, and one rank alone; and why `auto` took stages: "memory", "links", or "" where it did
-    not."""
+    """A plan with what it costs, and one rank alone; why `auto` took stages: "memory", "links"; "" where it did not."""
 
     plan: ParallelPlan
     cost: Cost
@@ -30,21 +29,16 @@ class Choice:
 
 
 def plan_loading(wish: Wish) -> ParallelPlan:
-    """Return the plan whose stages decide which weights a rank loads; `pipe` is 1 where every rank loads all.
-
-    A rank's stage follows from its coordinate, so where weights are split every later plan keeps these stages and
-    this split of the sequence. PipeFusion that `auto` takes for the links' sake splits no weights: the same model
-    then also runs without stages, which is exact and which KSampler wants. Errors as of `choose`.
-    """
-    choice = choose(wish)
-    return _with_replicas(choice.plan, wish.config, wish.ranks) if choice.reason != "links" else ParallelPlan()
-
-
-def _with_replicas(plan: ParallelPlan, config: ParallelConfig, ranks: int) -> ParallelPlan:
-    """Let the ranks that a single picture leaves idle hold stages too: a batch will want them."""
-    spare = ranks // (plan.pipe * plan.sequence)
+    """Return the plan whose stages decide which weights a rank loads; `pipe` is 1 where every rank loads all. A rank's
+    stage follows from its coordinate, so every later plan keeps these stages and this split of the sequence. PipeFusion
+    that `auto` takes for the links' sake splits no weights: the same model then also runs without stages, which is
+    exact and which KSampler wants. Errors as of `choose`."""
+    choice, config = choose(wish), wish.config
+    plan = choice.plan if choice.reason != "links" else ParallelPlan()
+    spare = wish.ranks // (plan.pipe * plan.sequence)
     if plan.pipe == 1 or spare <= plan.batch:
         return plan
+    # The ranks that a single picture leaves idle hold stages, too: a batch will want them.
     if config.data is None:
         return replace(plan, data=spare // plan.cfg)
     return replace(plan, cfg=min(2, spare // plan.data)) if config.cfg is None else plan
@@ -53,11 +47,9 @@ def _with_replicas(plan: ParallelPlan, config: ParallelConfig, ranks: int) -> Pa
 @lru_cache(maxsize=256)  # a step of KSampler asks for the plan each time
 def choose(wish: Wish) -> Choice:
     """Return the degrees for one request, which may need fewer ranks than there are, with what they cost and why.
-
-    Degrees that are set stay as they are. The others are those with the shortest predicted step, and of plans that
-    are nearly as fast the one with the fewest ranks: what no degree is set for is never slower than one rank. Errors
-    as of `check_limits`.
-    """
+    Degrees that are set stay as they are. The others are those with the shortest predicted step, and of plans that are
+    nearly as fast the one with the fewest ranks: what no degree is set for is never slower than one rank. Errors as of
+    `check_limits`."""
     config, model, machine, loaded = wish.config, wish.model, wish.machine, wish.loaded
     if config.keeps_pixels:
         # One patch: the stages work in turn, and every key and value is of the same step.

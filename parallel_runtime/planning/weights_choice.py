@@ -12,29 +12,22 @@ from .plan import choose
 from .wish import TYPICAL, Wish
 
 _FILLED = 2 / 3
-"""Of a GPU's memory, what weights may take where blocks stay on it that could as well come: pictures and videos are
-larger than TYPICAL, too."""
-
+"""Of a GPU's memory, for weights where blocks stay that could as well come: requests are larger than TYPICAL, too."""
 _MORE = 2 * GIB  # bytes by which a rank has more memory than the one with the least, or both keep as many blocks
-
 _WORTH_THE_HOST = 0.9
 """Weights in the host's memory take at most this share of a step of dealt ones, or the host's memory stays free."""
 _RESERVE = 512 << 20  # that a load leaves free beside the weights (`parallel_runtime.memory`, which needs torch)
 
 
 def choose_weights(wish: Wish, weight_bytes: int) -> ParallelConfig:
-    """Return the configuration that a model is loaded with: that of the artist, or with weights that stream, and how
-    many blocks stay where they do: as many as fit on `auto` and `host`, on `dealt` the first, behind which the next is
-    on its way.
+    """Return the configuration that a model is loaded with, for whatever request will come: that of the artist, or with
+    weights that stream, and how many blocks stay where they do: as many as fit on `auto` and `host`, on `dealt` the
+    first, behind which the next is on its way. `weight_bytes` are those of the whole model on a device, by its file.
 
     Weights stream where whole ones certainly do not fit, or where stages would compute in turn for that. What is in
     doubt stays as it is, and stages stay where nothing that streams fits either. Where others hold memory of a GPU,
     what is free counts, as the ranks have agreed on it, and nothing is in doubt: what is more would be refused. The GPU
-    with the least decides, and where weights stream others keep as many blocks as their own memory holds.
-
-    `weight_bytes` are those of the whole model on a device, by its file; whatever request the wish is for, any will
-    come. ConfigurationError: see `check_limits`.
-    """
+    with the least decides, and others keep as many blocks as their own memory holds. Errors as of `check_limits`."""
     wish = replace(wish, request=TYPICAL, loaded=None)
     config, model, machine = wish.config, wish.model, wish.machine
     if config.weights in STREAMED and model.blocks > 1:

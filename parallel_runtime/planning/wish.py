@@ -45,10 +45,8 @@ class Wish:
 
 
 def check_limits(wish: Wish) -> None:
-    """Refuse what no plan can serve. ConfigurationError, with the valid choices, for degrees that need more ranks than
-    there are, more Ulysses ranks than heads, split tokens of a U-Net, stages of a model that cannot be cut, more stages
-    than blocks, a picture or patches with fewer tokens than ranks that share them, and weights that stream into a model
-    whose blocks are not known."""
+    """Refuse what no plan can serve: ConfigurationError, with the valid choices, for degrees that ranks, heads, blocks
+    or tokens do not do for, and weights that stream into a model whose blocks are not known."""
     config, ranks, model, request = wish.config, wish.ranks, wish.model, wish.request
     if config.weights in STREAMED and not model.splits_sequence:
         what = "Weights are {weights}, and those of {title} do not come block by block: each GPU has all of them."

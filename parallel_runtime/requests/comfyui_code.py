@@ -49,8 +49,3 @@ class HostLoop(msgspec.Struct, frozen=True):
     guider: Guider  # that evaluates; the index of a branch is the place of its conditioning there
     guidance: tuple[Guidance, ...] = ()  # functions of nodes, in the order in which they are called
     all_branches: bool = True  # a CFG of 1 leaves none out: those that do not count have not come
-
-
-def sampling_name(name: str) -> str:
-    """Name under which a tensor of a model sampling travels."""
-    return f"sampling.{name}"

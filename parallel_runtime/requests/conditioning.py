@@ -85,11 +85,8 @@ class Conditioning:
 
 
 def hollow(tensor: torch.Tensor) -> torch.Tensor:
-    """Zeros of its shape and type in the memory of one number, to find out what shapes a function makes of it.
-
-    Not on the meta device, where many of PyTorch's operators are written in Python: the first one imports the compiler,
-    800 modules and seconds of the first step of every pool.
-    """
+    """Zeros of its shape and type in the memory of one number, to find out what shapes a function makes of it. Not on
+    the meta device, where the first of PyTorch's operators in Python imports the compiler: seconds of a first step."""
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 

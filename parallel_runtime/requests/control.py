@@ -24,11 +24,8 @@ class Control(Protocol):
     """Handed to `Engine.prepare` and `Prepared.run`; the rank process implements it."""
 
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
-        """A step is launched; `denoised` (B, C, ...) float32 is the preview where one was asked for.
-
-        On a GPU the step may be under way still. What this waits for, on the rank that tells the client, is what keeps
-        the host from running ahead of it.
-        """
+        """A step is launched, and may be under way still; `denoised` (B, C, ...) float32 is the preview where one was
+        asked for. What this waits for, on the rank that tells the client, keeps the host from running ahead."""
 
     def before_compiling(self) -> None:
         """The forwards that come may compile, which can take minutes."""
@@ -55,11 +52,8 @@ class Control(Protocol):
 
 
 class StopVotes:
-    """A cancel, agreed on without waiting: what was voted at one step holds from the next on.
-
-    Waiting for everybody at each step would empty a pipeline, or let GPUs wait for their hosts. All ranks of the plan,
-    its `members`, vote at every step, and find the same result at the same step.
-    """
+    """A cancel, agreed on without waiting, which would empty a pipeline, or let GPUs wait for their hosts: what the
+    `members` of a plan, all of its ranks, voted at one step holds from the next on, for all of them."""
 
     def __init__(self, control: Control, members: dist.ProcessGroup | None):
         self._control, self._members = control, members

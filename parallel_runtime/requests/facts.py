@@ -1,8 +1,7 @@
 """The facts a plan is made of. Plain numbers, equal on every rank: a plan that ranks disagree on is a deadlock.
 
 What is measured (`MachineFacts`) is therefore never measured rank by rank and used at once: it comes with the Load
-request, or out of a collective that gives every rank the same numbers. Free of torch, for the doctor.
-"""
+request, or out of a collective that gives every rank the same numbers. Free of torch, for the doctor."""
 
 from __future__ import annotations
 

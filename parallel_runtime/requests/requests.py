@@ -10,6 +10,14 @@ from ..said import Said
 from .comfyui_code import ComfyuiCode, HostLoop, Scalar
 from .facts import MachineFacts
 
+# Names under which tensors travel.
+tensor_name = "c{}.{}".format  # of a conditioning, by its number and the tensor's place in it
+concat_name = "concat.{}".format  # the fixed channels of a CFG branch
+residual_name = "residual.{}".format  # of a ControlNet, by its place
+share_name = "share.{}.{}".format  # by branch and argument, a model's own timestep as a share of the loop's
+attached_name = "attached.{}".format  # of an attached network, by its place
+sampling_name = "sampling.{}".format  # of a model sampling
+
 INVOKABLE = ("preprocess_text_embeds",)
 """Methods of ComfyUI's networks that its models call while they prepare a prompt."""
 
@@ -24,16 +32,6 @@ class ConditioningRef(msgspec.Struct, frozen=True):
     count: int = 0  # how many tensors are inside of them
     shared: tuple[str, ...] = ()  # arguments that are one for all rows of the batch, whatever their shape
     index: int = 0  # CFG branch, 0 positive and 1 negative (ComfyUI's cond_or_uncond)
-
-
-def tensor_name(conditioning: int, place: int) -> str:
-    """Name under which a conditioning tensor travels."""
-    return f"c{conditioning}.{place}"
-
-
-def concat_name(branch: int) -> str:
-    """Name under which the fixed channels of a CFG branch travel."""
-    return f"concat.{branch}"
 
 
 PatchNames = tuple[str, str]
@@ -72,22 +70,12 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     residuals: Any = None  # of a ControlNet, as `trees.flatten` gives them; they are others in each step
 
 
-def residual_name(place: int | str) -> str:
-    """Name under which a ControlNet's residual travels."""
-    return f"residual.{place}"
-
-
 class Step(msgspec.Struct, frozen=True, tag=True):
     """A call of a kind that was prepared by an earlier `Forward`: the same but for the values of its tensors, which are
     `x`, `timestep` and residuals, of the shapes and dtypes of that `Forward`. Nothing about it can fail for a reason of
     the request, so it has no PREPARE. The client names only kinds that all ranks keep."""
 
     kind: int
-
-
-def share_name(branch: int, argument: str) -> str:
-    """Name under which a model's own timestep travels, as a share of the loop's."""
-    return f"share.{branch}.{argument}"
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
@@ -164,11 +152,6 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     number: int = 0
     form: Any = None  # what it is made of (networks/comfyui/module_tree.py), with the last tensors; None before
     kept: tuple[int, ...] | None = None  # earlier networks that stay, the rest goes with its calls. None: all stay
-
-
-def attached_name(place: int) -> str:
-    """Name under which a tensor of an attached network travels."""
-    return f"attached.{place}"
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):

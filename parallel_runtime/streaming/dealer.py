@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigurationError
-from ..planning.coming_blocks import SLOTS, held_blocks, resident_blocks
+from ..planning.coming_blocks import SLOTS, evenly, resident_blocks
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Dealer:
 
     def turns(self, count: int) -> list[int | None]:
         """Of so many blocks that come, which slot each uses, in turn; None for one with a place of its own."""
-        held, turn = held_blocks(self.held, count), itertools.count()
+        held, turn = evenly(self.held, count), itertools.count()
         return [None if block in held else next(turn) % SLOTS for block in range(count)]
 
     def check(self) -> None:

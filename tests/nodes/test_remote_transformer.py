@@ -222,7 +222,7 @@ def test_the_running_node_shows_how_long_the_ranks_have_compiled(in_pool):
 
     def compute() -> None:
         if in_pool:
-            request = make_loop("euler", torch.ones(2), x, (), 1.0)
+            request = make_loop("euler", torch.ones(2), x, {}, 1.0)
             remote.sample(request, lambda *step: shown.append("step"), never)
         else:
             remote.forward(make_call(x), never)

@@ -168,7 +168,7 @@ def test_a_plain_latent_has_no_extra_channels():
 
 def test_batched_branches_are_taken_apart_in_the_order_of_their_index():
     call = make_call((1, 0), ref_latents=[torch.arange(4.0)], method="index")
-    (first, positive), (second, negative) = split_branches([call])
+    (first, positive), (second, negative) = split_branches([call]).items()
     assert (first, second) == (0, 1)
     assert torch.equal(positive["context"], call.conditioning["context"][2:])
     assert torch.equal(negative["context"], call.conditioning["context"][:2])
@@ -219,8 +219,8 @@ def test_each_branch_is_told_which_one_it_is_and_keeps_what_is_shared():
     options = Shared({"cond_or_uncond": [1, 0], "rope_options": {"scale_x": 2.0}})
     call = make_call((1, 0), transformer_options=options, mask=Shared(torch.zeros(4, 1)))
     branches = split_branches([call])
-    assert [index for index, _ in branches] == [0, 1]
-    for index, part in branches:
+    assert list(branches) == [0, 1]
+    for index, part in branches.items():
         assert part["transformer_options"].value == {"cond_or_uncond": [index], "rope_options": {"scale_x": 2.0}}
         assert part["mask"].value.shape == (4, 1)
         assert part["context"].shape[0] == 2

@@ -37,7 +37,7 @@ class _Loaded:
     """An engine with a model that is in stages, told that its ranks have these speeds."""
 
     def __init__(self, rank: int, world_size: int, path: str, speeds: list[float]):
-        rank_state.measure_speeds = lambda *_: speeds  # a GPU each would be measured
+        rank_state.compare_devices = lambda *_: (False, speeds)  # a GPU each would be measured
         self.engine, self.control = Engine(CPU, rank, world_size), Quiet()
         config = ParallelConfig(devices=f"cpu:{world_size}", pipe=world_size, patches=3)
         load = Load("m", path, "float32", config.to_mapping(), world_size)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from parallel_runtime.config import AXES, ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.mesh.speeds import gather_from_ranks, measure_speeds, relative_speeds
+from parallel_runtime.mesh.speeds import compare_devices, gather_from_ranks, relative_speeds
 from tests.ranks import run_ranks
 
 PLANS = [
@@ -86,7 +86,7 @@ def describe_speeds(rank: int, world_size: int) -> dict[str, Any]:
     assert alike.speeds is None
     return {
         "speeds": [mesh and mesh.speeds for mesh in meshes],
-        "measured": measure_speeds(torch.device("cpu"), world_size),
+        "measured": compare_devices(torch.device("cpu"), world_size),
         "gathered": gather_from_ranks([float(rank)], world_size),
     }
 
@@ -96,7 +96,7 @@ def test_a_mesh_knows_the_speeds_of_its_own_sequence_group_where_they_are_unlike
     whole = [1.0, 0.5, 0.25, 0.25]
     for rank, result in enumerate(results):
         assert result["speeds"] == [[1.0, 0.5] if rank < 2 else None, whole, None]
-        assert result["measured"] is None
+        assert result["measured"] == [False, None]
         assert result["gathered"] == [[0.0], [1.0], [2.0], [3.0]]
 
 

@@ -54,8 +54,7 @@ def sample(engine: Engine, path: str, degrees: dict[str, int], branches: int) ->
 def sample_with_other_steps(rank: int, world_size: int, path: str) -> dict[str, Any]:
     """Run by `run_ranks`: the ranks beside the first of their stage step otherwise."""
     expected = [sample(Engine(CPU, 0, 1), path, {}, 2 if "cfg" in plan else 1) for plan in PLANS]
-    rank_state.devices_unlike = lambda *_: True
-    rank_state.measure_speeds = lambda *_: [1.0, 0.5, 1.0, 0.5]
+    rank_state.compare_devices = lambda *_: (True, [1.0, 0.5, 1.0, 0.5])
     engine = Engine(CPU, rank, world_size)
     errors = []
     for plan, wanted in zip(PLANS, expected, strict=True):

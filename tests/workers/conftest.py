@@ -15,7 +15,7 @@ from parallel_runtime.config import ParallelConfig
 from tests.patience import SOON, wait_until
 from tests.workers.loops import make_loop
 from workers.client.client import PoolClient
-from workers.client.requests import Branch, ModelRequest
+from workers.client.requests import ModelRequest
 from workers.client.running_pool import RunningPool
 from workers.launch import PoolSpec
 
@@ -54,9 +54,9 @@ class FaultyPool:
 
     def sample(self, fault: str = "fine", steps: int = 5, **callbacks) -> torch.Tensor:
         """A Sample that does what `fault` says."""
-        branch = Branch({"context": torch.zeros(1, 1, 1)}, 0)
+        branches = {0: {"context": torch.zeros(1, 1, 1)}}
         x = torch.arange(6.0).reshape(1, 6)
-        request = make_loop(fault, torch.linspace(1, 0, steps + 1), x, (branch,), 1.0)
+        request = make_loop(fault, torch.linspace(1, 0, steps + 1), x, branches, 1.0)
         return self.client.sample(self.model(), request, **callbacks)
 
     def forward(self, faults: tuple[int, int] = (0, 0)) -> torch.Tensor:

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from parallel_runtime.requests.requests import Sample, concat_name
-from workers.client.requests import Branch, LoopRequest
+from workers.client.requests import LoopRequest
 
 
 def make_loop(
     sampler: str,
     sigmas: torch.Tensor,
     x: torch.Tensor,
-    branches: tuple[Branch, ...],
+    branches: Mapping[int, Mapping[str, Any]],
     cfg: float,
     *,
     timesteps: torch.Tensor | None = None,
@@ -25,6 +25,6 @@ def make_loop(
 ) -> LoopRequest:
     """One whose transformer is told the sigmas, if no timesteps."""
     job = Sample("", sampler, (), cfg, inpaint=inpaint is not None, concat=bool(concat), **more)
-    appended = {concat_name(branch.index): each for branch, each in zip(branches, concat, strict=False)}
+    appended = {concat_name(index): each for index, each in zip(branches, concat, strict=False)}
     told = sigmas if timesteps is None else timesteps
     return LoopRequest(job, branches, {"x": x, "sigmas": sigmas, "timesteps": told, **appended, **(inpaint or {})})

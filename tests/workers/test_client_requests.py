@@ -42,7 +42,7 @@ def test_a_file_that_was_replaced_is_not_loaded_for_a_model_of_the_old_one(tmp_p
     [(math.nan, 1.0, 0.0), (math.inf, 1.0, 0.0), (1.0, math.nan, 0.0), (1.0, 1.0, math.inf)],
 )
 def test_a_loop_over_no_number_is_refused(cfg, sigma, latent):
-    request = make_loop("euler", torch.tensor([sigma, 0.0]), torch.full((1, 4), latent), (), cfg)
+    request = make_loop("euler", torch.tensor([sigma, 0.0]), torch.full((1, 4), latent), {}, cfg)
     client = PoolClient(PoolSpec("cpu", (0,)), "tests.workers.no_such_module")
     wrong = "there is a value that is no number" if math.isfinite(latent) else "input latent"
     with pytest.raises(RequestError, match=wrong):

@@ -12,7 +12,7 @@ from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
 from tests.workers.test_pool import conditioning, latent
 from workers.client.client import PoolClient
-from workers.client.requests import Branch, ModelRequest
+from workers.client.requests import ModelRequest
 from workers.launch import PoolSpec
 
 
@@ -25,7 +25,7 @@ def model(tmp_path):
 def sample(model: ModelRequest) -> tuple[torch.Tensor, list[str]]:
     """Sample in a fresh pool; return the latent and what was told, in order."""
     told: list[str] = []
-    request = make_loop("euler", torch.linspace(1, 0, 4), latent(), (Branch(conditioning(), 0),), 1.0)
+    request = make_loop("euler", torch.linspace(1, 0, 4), latent(), {0: conditioning()}, 1.0)
     client = PoolClient(PoolSpec("cpu", (0,)))
 
     def listen() -> bool:

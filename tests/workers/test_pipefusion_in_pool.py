@@ -14,7 +14,7 @@ from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
 from tests.workers.test_pool import conditioning, latent, oracle
 from workers.client.client import PoolClient
-from workers.client.requests import Branch, ModelRequest
+from workers.client.requests import ModelRequest
 from workers.launch import PoolSpec
 
 PIPED = ParallelConfig(devices="cpu:2", pipe=2, patches=3, warmup_steps=1)
@@ -38,8 +38,7 @@ def model(path, **changes):
 
 
 def request(steps: int = 4, sampler: str = "euler", **more):
-    branch = Branch(conditioning(), 0)
-    return make_loop(sampler, torch.linspace(1, 0, steps + 1), latent(), (branch,), 1.0, **more)
+    return make_loop(sampler, torch.linspace(1, 0, steps + 1), latent(), {0: conditioning()}, 1.0, **more)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from tests.patience import wait_until
 from tests.tiny_flux import weights_file, write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.client import PoolClient
-from workers.client.requests import Branch, ModelRequest
+from workers.client.requests import ModelRequest
 from workers.launch import PACK_ROOT, PoolSpec
 
 TWO = ParallelConfig(devices="cpu:2")
@@ -81,10 +81,10 @@ def test_a_forward_through_the_pool_is_the_transformers_own(client, model, path,
 
 @pytest.mark.parametrize("sampler", SUPPORTED)
 def test_two_ranks_sample_what_one_rank_samples_with_prompts_of_unequal_length(client, path, sampler):
-    positive, negative = Branch(conditioning(1, 9), 0), Branch(conditioning(2, 4), 1)
+    branches = {0: conditioning(1, 9), 1: conditioning(2, 4)}
     x = latent(2)
     inpaint = {"mask": (x > 0).float(), "latent_image": latent(2) * 0.5, "noise": latent(2)}
-    request = make_loop(sampler, torch.tensor([0.9, 0.6, 0.2, 0.0]), x, (positive, negative), 3.0, inpaint=inpaint)
+    request = make_loop(sampler, torch.tensor([0.9, 0.6, 0.2, 0.0]), x, branches, 3.0, inpaint=inpaint)
     two = client.sample(ModelRequest(str(path), "float32", TWO), request)
     one = client.sample(ModelRequest(str(path), "float32", ONE), request)
     assert (two - one).abs().max() < 1e-5 * one.abs().max()
@@ -144,7 +144,7 @@ def test_released_memory_comes_back_and_the_next_call_loads_by_itself(client, mo
 def test_cancel_stops_at_the_next_step_and_leaves_the_weights_warm(client, model):
     client.load(model)
     seen = []
-    request = make_loop("euler", torch.linspace(1, 0, 201), latent(1, 32, 32), (Branch(conditioning(), 0),), 1.0)
+    request = make_loop("euler", torch.linspace(1, 0, 201), latent(1, 32, 32), {0: conditioning()}, 1.0)
     with pytest.raises(Cancelled):
         client.sample(
             model,
@@ -189,7 +189,7 @@ def test_heads_that_do_not_divide_run_on_all_ranks_and_an_idle_rank_keeps_step(p
         for model, says in ((three, "up to 2 of 4 heads each"), (two, "1 of 3 devices is not used")):
             assert says in client.load(model).explanation
             assert torch.allclose(client.forward(model, x, timestep, conditioning()), expected, atol=1e-5)
-        request = make_loop("dpmpp_2m", torch.linspace(1, 0, 4), x, (Branch(conditioning(), 0),), 1.0)
+        request = make_loop("dpmpp_2m", torch.linspace(1, 0, 4), x, {0: conditioning()}, 1.0)
         assert torch.isfinite(client.sample(two, request)).all()
     finally:
         client.close()
@@ -214,15 +214,15 @@ def test_a_wrong_request_costs_nothing(client, model, given, says):
 
 def test_what_a_refused_request_would_have_sent_is_sent_by_the_next_one(client, model):
     text, x = conditioning(seed=61), latent(height=4)
-    carried, not_carried = Branch(text, 0), Branch({**conditioning(seed=62), "y": [lambda: None]}, 1)
-    loop = make_loop("euler", torch.linspace(1, 0, 3), x, (carried, not_carried), 2.0)
+    not_carried = {**conditioning(seed=62), "y": [lambda: None]}
+    loop = make_loop("euler", torch.linspace(1, 0, 3), x, {0: text, 1: not_carried}, 2.0)
     with pytest.raises(RequestError, match="'y' is or holds a function"):
         client.sample(model, loop)
     with pytest.raises(RequestError, match=r"is empty: its shape is \(0, 16, 4, 12\)"):
         client.forward(model, latent(batch=0, height=4), torch.zeros(0), text)
     with pytest.raises(RequestError, match="is empty"):
-        client.sample(model, make_loop("euler", torch.linspace(1, 0, 3), x[:0], (carried,), 1.0))
-    assert client.sample(model, make_loop("euler", torch.linspace(1, 0, 3), x, (carried,), 1.0)).isfinite().all()
+        client.sample(model, make_loop("euler", torch.linspace(1, 0, 3), x[:0], {0: text}, 1.0))
+    assert client.sample(model, make_loop("euler", torch.linspace(1, 0, 3), x, {0: text}, 1.0)).isfinite().all()
     assert client.forward(model, x, torch.tensor([0.5]), text).isfinite().all()
 
 

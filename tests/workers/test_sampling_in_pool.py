@@ -16,7 +16,7 @@ from parallel_runtime.sampling.samplers import SAMPLERS, run_steps
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.client import PoolClient
-from workers.client.requests import Branch, LoopRequest, ModelRequest
+from workers.client.requests import LoopRequest, ModelRequest
 from workers.launch import PoolSpec
 
 SIGMAS = torch.tensor([14.6, 5.0, 1.2, 0.3, 0.0])
@@ -35,19 +35,16 @@ def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def branches(batch: int) -> tuple[Branch, Branch]:
+def branches(batch: int) -> dict[int, dict[str, torch.Tensor]]:
     """Positive and negative, of unequal length."""
-    return tuple(
-        Branch(
-            {
-                "context": gaussian(batch, length, 64, seed=index),
-                "y": gaussian(batch, 32, seed=index + 9),
-                "guidance": torch.full((batch,), 3.5),
-            },
-            index,
-        )
+    return {
+        index: {
+            "context": gaussian(batch, length, 64, seed=index),
+            "y": gaussian(batch, 32, seed=index + 9),
+            "guidance": torch.full((batch,), 3.5),
+        }
         for index, length in enumerate((9, 4))
-    )
+    }
 
 
 def oracle(path, request: LoopRequest) -> torch.Tensor:
@@ -57,9 +54,9 @@ def oracle(path, request: LoopRequest) -> torch.Tensor:
 
     def predict(x, timestep):
         outputs = []
-        for branch in request.branches:
-            extras = dict(branch.conditioning)
-            fixed = request.tensors.get(concat_name(branch.index))
+        for index, conditioning in request.branches.items():
+            extras = dict(conditioning)
+            fixed = request.tensors.get(concat_name(index))
             seen = x if fixed is None else torch.cat([x, fixed], dim=1)
             context = extras.pop("context")
             arguments = FLUX.to_transformer(seen, timestep, context, checkpoint.config, **extras)
@@ -110,7 +107,8 @@ def test_fixed_channels_of_each_branch_reach_the_transformer_at_every_step(clien
 def test_a_batch_over_the_data_axis_keeps_each_picture(client, tmp_path, cfg):
     path = write_diffusers_folder(tmp_path / "tiny")
     sigmas = torch.tensor([1.0, 0.7, 0.3, 0.0])
-    chosen = branches(2)[: 1 if cfg == 1 else 2]
+    both = branches(2)
+    chosen = both if cfg != 1 else {0: both[0]}
     request = make_loop("dpmpp_2m", sigmas, gaussian(2, 16, 10, 12), chosen, cfg, timesteps=sigmas)
     assert_same(sampled(client, path, request, data=2, ulysses=1), oracle(path, request))
 

@@ -70,7 +70,7 @@ from parallel_runtime.config import ParallelConfig
 from tests.tiny_flux import write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.client import PoolClient
-from workers.client.requests import Branch, ModelRequest
+from workers.client.requests import ModelRequest
 from workers.launch import PoolSpec
 
 path = str(write_diffusers_folder(pathlib.Path(sys.argv[1]) / "tiny"))
@@ -82,7 +82,7 @@ x = torch.randn(1, 16, 6, 8, generator=draw)
 def picture(hosts):
     client = PoolClient(PoolSpec("cpu", (0,), hosts))
     model = ModelRequest(path, "float32", ParallelConfig(devices="cpu:1", hosts=hosts))
-    latent = client.sample(model, make_loop("euler", torch.linspace(1, 0, 5), x, (Branch(text, 0),), 1.0))
+    latent = client.sample(model, make_loop("euler", torch.linspace(1, 0, 5), x, {0: text}, 1.0))
     calls = [client.forward(model, x, torch.tensor([sigma]), text) for sigma in (0.5, 0.4)]
     client.release(model, park=True)
     calls.append(client.forward(model, x, torch.tensor([0.4]), text))

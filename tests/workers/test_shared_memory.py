@@ -13,7 +13,7 @@ import torch
 
 from parallel_runtime.errors import SegmentError
 from workers.rank.inbox import share
-from workers.wire.tensors import LEAST_BYTES, Segment, half_for, unpack, write
+from workers.wire.tensors import LEAST_BYTES, Segment, unpack, write
 
 TENSORS = {
     "x": torch.randn(2, 3, 5),
@@ -34,7 +34,7 @@ segment.answer[:size] = segment.request[:size].flip(0)
 
 @pytest.fixture
 def segment():
-    made = Segment.create(half_for(0))
+    made = Segment.create(0)
     yield made
     made.close()
 
@@ -58,7 +58,9 @@ def test_halves_do_not_overlap_and_grow_in_few_sizes(segment):
     assert int(segment.request.min()) == int(segment.request.max()) == 1
     assert segment.request.numel() == segment.answer.numel() == LEAST_BYTES // 2
     for size in (1, LEAST_BYTES // 2, LEAST_BYTES // 2 + 1, 10**8):
-        assert size <= half_for(size) <= max(LEAST_BYTES // 2, 2 * size)
+        made = Segment.create(size)
+        assert size <= made.request.numel() <= max(LEAST_BYTES // 2, 2 * size)
+        made.close()
 
 
 def test_nobody_can_make_a_segment_smaller_under_a_reader(segment):
@@ -95,7 +97,7 @@ def test_a_closed_segment_leaves_no_descriptor_and_no_mapping():
 
     before = state()
     for _ in range(3):
-        Segment.create(half_for(0)).close()
+        Segment.create(0).close()
     assert state() == before
 
 
@@ -110,7 +112,7 @@ def test_a_rank_copies_what_the_memory_begins_with(segment):
 def test_memory_that_was_made_in_inference_mode_is_written_to_outside_of_it():
     """As a node that trains, and leaves ComfyUI's mode, does after one that sampled."""
     with torch.inference_mode():
-        made = Segment.create(half_for(0))
+        made = Segment.create(0)
     try:
         write(made.request, TENSORS)
     finally:
@@ -123,14 +125,14 @@ def test_a_type_that_does_not_travel_is_refused_before_anything_is_written(segme
 
 
 def test_a_later_segment_is_told_from_an_earlier_one_whose_path_it_has():
-    first = Segment.create(64)
+    first = Segment.create(0)
     path = first.path
     opened = Segment.open(path)
     assert opened.is_at(path)
     first.close()
-    later = Segment.create(128)
+    later = Segment.create(LEAST_BYTES)
     assert later.path == path  # the lowest free number is taken
     assert not opened.is_at(path)
-    assert Segment.open(path).request.numel() == 128
+    assert Segment.open(path).request.numel() == LEAST_BYTES
     later.close()
     assert not opened.is_at(path)

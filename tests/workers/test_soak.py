@@ -17,7 +17,7 @@ from parallel_runtime.requests.control import Cancelled
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.client import PoolClient
-from workers.client.requests import Branch, ModelRequest
+from workers.client.requests import ModelRequest
 from workers.launch import PoolSpec
 
 REQUESTS = 500
@@ -43,7 +43,7 @@ def request(number: int, model: ModelRequest, client: PoolClient) -> None:
     generator = torch.Generator().manual_seed(number)
     text = {"context": torch.randn(1, 3 + number % 5, 64, generator=generator), "y": torch.zeros(1, 32)}
     x = torch.randn(1, 16, 4 + number % 4, 6, generator=generator)
-    sample = make_loop("euler", torch.linspace(1, 0, 3), x, (Branch(text, 0),), 1.0, preview=True)
+    sample = make_loop("euler", torch.linspace(1, 0, 3), x, {0: text}, 1.0, preview=True)
     kind = number % 10
     if kind == 3:
         with pytest.raises(RequestError):

@@ -24,7 +24,7 @@ from tests.workers.loops import make_loop
 from workers.client.calls import Calls
 from workers.client.client import PoolClient
 from workers.client.held import Mirror
-from workers.client.requests import Branch, ModelRequest, Reply, Submission
+from workers.client.requests import ModelRequest, Reply, Submission
 from workers.client.running_pool import RunningPool
 from workers.launch import PoolSpec
 from workers.wire.tensors import Segment, Transport
@@ -93,7 +93,7 @@ def test_whatever_changes_the_model_or_ends_in_an_error_is_followed_by_a_prepare
 
     first = step()
     asked.clear()
-    request = make_loop("euler", torch.tensor([0.9, 0.0]), latent(1), (Branch(given(), 0),), 1.0)
+    request = make_loop("euler", torch.tensor([0.9, 0.0]), latent(1), {0: given()}, 1.0)
     client.sample(model(path), request)
     assert torch.equal(step(), first)  # a loop in between changes nothing
     client.load(model(path))

@@ -16,7 +16,7 @@ from parallel_runtime.requests.facts import PCIE, known_gpu
 from tests.tiny_flux import tiny_config, weights_file, write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.client import PoolClient
-from workers.client.requests import Branch, ModelRequest
+from workers.client.requests import ModelRequest
 from workers.launch import PoolSpec
 
 CONFIG = tiny_config(num_layers=2, num_single_layers=2)
@@ -31,7 +31,7 @@ GIVEN = {"context": draw(1, 7, 64, seed=1), "y": draw(1, 32, seed=2), "guidance"
 
 
 def sample(client: PoolClient, model: ModelRequest, **callbacks) -> torch.Tensor:
-    request = make_loop("euler", SIGMAS, draw(1, 16, 8, 6), (Branch(GIVEN, 0),), 1.0, timesteps=SIGMAS)
+    request = make_loop("euler", SIGMAS, draw(1, 16, 8, 6), {0: GIVEN}, 1.0, timesteps=SIGMAS)
     return client.sample(model, request, **callbacks)
 
 

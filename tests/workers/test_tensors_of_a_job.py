@@ -13,7 +13,7 @@ from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.requests import Finished, KeepPatches
 from workers.rank.rank import Rank
 from workers.wire.protocol import Done, Job
-from workers.wire.tensors import Segment, half_for, write
+from workers.wire.tensors import Segment, write
 
 FACTOR = torch.arange(12, dtype=torch.uint8)
 KEEP = KeepPatches(ComfyuiCode("", {}), factors=("factor",))
@@ -22,7 +22,7 @@ KEEP = KeepPatches(ComfyuiCode("", {}), factors=("factor",))
 @pytest.fixture
 def rank():
     """One whose device has no numbers: what was there, nobody can read again."""
-    segment, sent = Segment.create(half_for(0)), []
+    segment, sent = Segment.create(0), []
     rank = object.__new__(Rank)
     rank.rank, rank.device = 0, torch.device("meta")
     rank.client_memory = SimpleNamespace(of=lambda job: segment, for_all=True)

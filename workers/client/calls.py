@@ -68,9 +68,9 @@ class Calls:
         references: list[ConditioningRef] = []
         tensors = dict(loop.tensors)
         try:
-            for branch in loop.branches:
-                self._attach(branch.conditioning)
-                reference, new = self._conditionings.refer(branch.conditioning, branch.index)
+            for index, conditioning in loop.branches.items():
+                self._attach(conditioning)
+                reference, new = self._conditionings.refer(conditioning, index)
                 references.append(reference)
                 tensors |= new
         except RequestError:

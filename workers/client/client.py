@@ -17,7 +17,7 @@ from ..launch import PoolSpec
 from ..wire.protocol import Status
 from .calls import Calls
 from .keeper import Keeper
-from .loading import LoadedModels, MakeRoom
+from .loading import LoadedModels, MakeRoom, load_model
 from .requests import LoopRequest, ModelRequest, OnProgress, Reply, ShouldCancel, Submission, VaeRequest, never
 from .running_pool import RunningPool
 
@@ -25,21 +25,17 @@ from .running_pool import RunningPool
 class PoolClient:
     """One pool of ranks. Thread-safe: requests wait for each other, and a cancel is heard while they do. A dead pool is
     replaced at the next request, and a model that it lost is loaded again: the MODEL in a graph outlives both.
-
     What is asked of it raises ParallelError, typed, with cause and fix (PoolError where the pool died or could not
     start), and Cancelled where `should_cancel` said so."""
 
+    ran: Finished | None  # what the ranks said of the last call or loop: the plan that ran it
+    details: PlanDetails | None  # of that plan, in numbers
+
     def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):
         self.spec = spec
-        """Devices that the pool has."""
-        self.ran: Finished | None = None
-        """What the ranks said of the last call or loop: the plan that ran it."""
-        self.details: PlanDetails | None = None
-        """Of that plan, in numbers."""
-        self._models = LoadedModels()
         self._vaes: dict[str, VaeRequest] = {}  # that ran, by their names
-        self._calls = Calls(self._submit)
         self.keeper = Keeper(spec, rank_module, self._forget)
+        self._forget()
 
     @property
     def pool(self) -> RunningPool | None:
@@ -52,12 +48,14 @@ class PoolClient:
             return self.keeper.start()
 
     def load(self, model: ModelRequest, should_cancel: ShouldCancel = never, make_room: MakeRoom = None) -> Loaded:
-        """Have a model in the pool, on the ranks' devices; quick when it is there already. `make_room` is called with
-        the bytes of weights that a GPU is about to get, before what is free there is read: who has others on it may
-        let them go."""
+        """Have a model in the pool, on the ranks' devices; quick when it is there already. `make_room` gets the bytes
+        of weights that a GPU is about to take, before what is free there is read: others on it may go."""
 
         def run() -> Loaded:
-            answer = self._models.load(model, self.keeper, self._submit, make_room)
+            model.check_files()
+            self._models.known.pop(model.key, None)
+            answer = load_model(model, self.keeper, self._submit, make_room)
+            self._models.known[model.key] = model, answer
             self._calls.prepare_anew()
             return answer
 
@@ -109,14 +107,13 @@ class PoolClient:
         return [self._vaes[name] for name in self._there.held or () if name in self._vaes]
 
     def release(self, model: ModelRequest | VaeRequest, park: bool = False, should_cancel: ShouldCancel = never) -> int:
-        """Free the memory of a model or a VAE in the pool, if it runs and holds it; return the bytes freed per rank.
-        `park` keeps a model's weights on the host, where that has memory."""
+        """Free a model or a VAE in the pool, or `park` its weights on the host; returns the bytes freed per rank."""
         with self.keeper.turn(should_cancel):
             self.keeper.settle()
             if not self.knows(model):
                 return 0
             if not park:
-                self._models.discard(model.key)  # the next use asks for a load: is the file the same?
+                self._models.known.pop(model.key, None)  # the next use asks for a load: is the file the same?
             self._calls.forget()
             answer = self._submit(Submission(request=Release(model.key, park))).answer
             assert isinstance(answer, Finished)
@@ -124,16 +121,16 @@ class PoolClient:
 
     def held_bytes(self, model: ModelRequest | VaeRequest) -> int:
         """Bytes of its weights on one rank's device now. Does not wait for a job."""
-        return self._there.bytes_of(model.key)
+        return (self._there.held or {}).get(model.key, 0)
 
     def knows(self, model: ModelRequest | VaeRequest) -> bool:
         """Whether the ranks have it, on their devices or, as far as is known, on the host."""
-        return bool(self.held_bytes(model)) or self._there.knows(model.key)
+        return bool(self.held_bytes(model)) or model.key in self._there.known
 
     @property
     def models(self) -> list[tuple[ModelRequest, Loaded]]:
         """What the ranks can be asked for by name, and what they answered. Does not wait for a job."""
-        return self._there.all()
+        return list(self._there.known.values())
 
     def status(self, timeout: float = 5.0) -> Status | None:
         """The pool's state, or None while no pool runs. Does not wait for a job."""
@@ -172,9 +169,9 @@ class PoolClient:
 
         def with_weights() -> torch.Tensor:
             self.keeper.settle()
-            if not self._there.knows(model.key):
+            if model.key not in self._there.known:
                 self.load(model, should_cancel)
-            elif self._models.has_left(model.key):
+            elif self._models.held is not None and model.key not in self._models.held:
                 self._calls.prepare_anew()  # it has to come back: that may fail in PREPARE, but not in a step
             try:
                 return run()
@@ -208,5 +205,5 @@ class PoolClient:
     def _forget(self) -> None:
         """No rank holds anything: what was to be dropped is not told to those that come, either."""
         self.ran = self.details = None
-        self._models.clear()
+        self._models = LoadedModels()
         self._calls = Calls(self._submit)

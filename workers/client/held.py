@@ -22,10 +22,8 @@ from ..wire.frames import MAX_TENSORS
 from .requests import Submission, Submit
 
 MOST_SETS = 32
-MOST_BYTES = 4 << 30
-"""Of factors that the ranks keep, each of them on its host, beside those of the call at hand."""
-PATCH_PIECE, NETWORK_PIECE = 64 << 20, 256 << 20
-"""Bytes of tensors in one request."""
+MOST_BYTES = 4 << 30  # of factors that the ranks keep, each of them on its host, beside those of the call at hand
+PATCH_PIECE, NETWORK_PIECE = 64 << 20, 256 << 20  # bytes of tensors in one request
 _MOST_FACTORS = 1024
 _MOST_CONDITIONINGS = 8
 _WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)

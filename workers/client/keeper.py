@@ -37,8 +37,7 @@ class Keeper:
         self._should_cancel: ShouldCancel = never  # of the request that has its turn
         self._queue: set[int] = set()  # threads that wait for theirs
         self._ended = time.monotonic()
-        self._end: PoolError | None = None
-        """Why no pool starts any more."""
+        self._end: PoolError | None = None  # why no pool starts any more
         self._pauses = False
         self.deaths = 0  # in a row, without a job that succeeded in between
 

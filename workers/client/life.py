@@ -13,8 +13,7 @@ from parallel_runtime.errors import PoolError
 from ..wire.frames import Frame
 from ..wire.protocol import Doing, Done, Failed, Status
 
-COMPILING_SECONDS = 5.0
-"""A rank that compiles says so once a second."""
+COMPILING_SECONDS = 5.0  # a rank that compiles says so once a second
 
 State = Literal["starting", "idle", "busy", "cancelled", "dying", "gone"]
 """`starting`: not all ranks are online. `idle`: it can take a job. `busy`: a job is waited for. `cancelled`: one goes
@@ -51,10 +50,8 @@ class Life:
 
     def __init__(self, ranks: int):
         self.state: State = "starting"
-        self.status: Status | None = None
-        """What the supervisor said last."""
-        self.error: PoolError | None = None
-        """Why it takes no job any more, where that is known."""
+        self.status: Status | None = None  # what the supervisor said last
+        self.error: PoolError | None = None  # why it takes no job any more, where that is known
         self.changed = threading.Condition(threading.RLock())
         self._ranks = ranks
         self._job = OpenJob(0)

@@ -93,20 +93,13 @@ class VaeRequest:
 
 
 @dataclass(frozen=True)
-class Branch:
-    """One CFG branch: arguments of the transformer's call without x and timestep. Index 0 positive, 1 negative."""
-
-    conditioning: Mapping[str, Any]
-    index: int
-
-
-@dataclass(frozen=True)
 class LoopRequest:
     """A denoising loop. `job`: what the ranks are told of it, but for the names of model, conditionings and patches;
-    `tensors`: its own by their names, but for those of conditionings."""
+    `branches`: of each CFG branch, 0 positive and 1 negative, the arguments of the transformer's call without x and
+    timestep; `tensors`: its own by their names, but for those of conditionings."""
 
     job: Sample
-    branches: tuple[Branch, ...]
+    branches: Mapping[int, Mapping[str, Any]]
     tensors: Mapping[str, torch.Tensor]
 
     @property

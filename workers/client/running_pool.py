@@ -26,10 +26,8 @@ from .supervisor_process import RANKS, SupervisorProcess, take_early
 
 EXIT_SECONDS = 10.0
 POLL_SECONDS = 0.05
-CANCEL_SECONDS = 1.5
-"""A job that has not ended so long after its cancel is left to end by itself."""
-ABANDONED_SECONDS = 30.0
-"""So long a request waits for an abandoned job; then it takes a fresh pool."""
+CANCEL_SECONDS = 1.5  # a job that has not ended so long after its cancel is left to end by itself
+ABANDONED_SECONDS = 30.0  # so long a request waits for an abandoned job; then it takes a fresh pool
 
 log = logging.getLogger("parallel_dit")
 

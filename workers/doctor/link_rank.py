@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallel_runtime.mesh.speeds import seconds_of
+
 from ..launch import PoolSpec
 from ..rank.joining import join, take_device
 
@@ -38,9 +40,9 @@ def exchange(spec: PoolSpec, rank: int, directory: Path, tell: Tell) -> dict[str
     tell(stage=f"in the exchange by {backend}")
     buffer = torch.empty(megabytes * 250_000 // world * world, device=device)
     verify(buffer)
-    latency = seconds_of(buffer[:world], 5 * repeats)
+    latency = exchange_seconds(buffer[:world], 5 * repeats)
     # Bus bandwidth as NCCL's tests define it: what a rank really sends, to be held against the link's own rate.
-    rate = 4 * buffer.numel() * (world - 1) / world / seconds_of(buffer, repeats)
+    rate = 4 * buffer.numel() * (world - 1) / world / exchange_seconds(buffer, repeats)
     tell(stage="leaving the process group")
     dist.barrier()  # a rank that leaves early breaks the others' connections
     dist.destroy_process_group()
@@ -60,18 +62,13 @@ def verify(buffer: torch.Tensor) -> None:
         raise WrongResult(f"all-to-all gave {wrong} wrong numbers out of {buffer.numel()}")
 
 
-def seconds_of(buffer: torch.Tensor, repeats: int) -> float:
-    """Time of one all-to-all, after as many that warm up."""
+def exchange_seconds(buffer: torch.Tensor, repeats: int) -> float:
+    """Of one all-to-all, after as many that warm up."""
     received, took = torch.empty_like(buffer), 0.0
     for _ in range(2):
         dist.barrier()
-        start = time.perf_counter()
-        for _ in range(repeats):
-            dist.all_to_all_single(received, buffer)
-        if buffer.is_cuda:
-            torch.cuda.synchronize()
-        took = time.perf_counter() - start
-    return took / repeats
+        took = seconds_of(lambda: dist.all_to_all_single(received, buffer), repeats, buffer.device)
+    return took
 
 
 def main(check: Callable[[PoolSpec, int, Path, Tell], dict[str, Any]] = exchange) -> None:

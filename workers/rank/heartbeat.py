@@ -19,16 +19,14 @@ from ..wire.protocol import Heartbeat as Beat
 from .joining import Channel
 
 HEARTBEAT_SECONDS = 1.0
-COMPILE_SECONDS = 900.0
-"""A graph that takes longer has stalled."""
+COMPILE_SECONDS = 900.0  # a graph that takes longer has stalled
 
 
 class Heartbeat:
     """One of a process; `blocks`: how many blocks of a transformer have run."""
 
     def __init__(self, connection: Channel, rank: int, *, blocks: Callable[[], int]):
-        self.job: int | None = None
-        """The rank's last."""
+        self.job: int | None = None  # the rank's last
         self._connection = connection
         self._rank = rank
         self._blocks = blocks

@@ -25,10 +25,8 @@ from ..wire.protocol import Abandon, Cancel, Job, Run, TensorSpec
 from ..wire.tensors import Segment, unpack
 from .joining import Channel
 
-LOADING = ("comfy.supported_models", "comfy.sd")
-"""What the first network of ComfyUI's imports."""
-QUIET_SECONDS = 0.5
-"""So long after a job nothing is imported: a sampler's next step would be delayed."""
+LOADING = ("comfy.supported_models", "comfy.sd")  # what the first network of ComfyUI's imports
+QUIET_SECONDS = 0.5  # so long after a job nothing is imported: a sampler's next step would be delayed
 
 log = logging.getLogger("rank")
 
@@ -60,8 +58,7 @@ class Inbox:
     """Filled by one thread, emptied by another."""
 
     def __init__(self, connection: Channel):
-        self.cancelled: int | None = None
-        """The job that was cancelled last."""
+        self.cancelled: int | None = None  # the job that was cancelled last
         self._connection = connection
         self._frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._quiet = 0.0  # how long nothing has to come before this rank imports

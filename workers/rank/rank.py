@@ -32,10 +32,8 @@ from .joining import Channel
 
 _MAY_FAIL_ALIKE = (Forward, Invoke, RunVae, Sample, Step)
 """Requests that change nothing of what the ranks hold: a run that fails on all of them need not cost the pool."""
-SLOW_SECONDS = 1.0
-"""Jobs that take longer are told of in the log, with their parts."""
-LOADING_SECONDS = 0.25
-"""Between two messages of how far a load is."""
+SLOW_SECONDS = 1.0  # jobs that take longer are told of in the log, with their parts
+LOADING_SECONDS = 0.25  # between two messages of how far a load is
 
 log = logging.getLogger("rank")
 
@@ -119,7 +117,7 @@ class Rank:
             control = RankControl(self, job)
             answer, results = prepared.run(tensors, control, agreed)
             if not prepared.cancelled:
-                control.finish()
+                control.steps.flush()  # its last step, before its end is told of
             if copied is not None:
                 copied.synchronize()
             outside = None if prepared.takes_part else launched(self.device)
@@ -166,18 +164,14 @@ class RankControl(Control):
     def __init__(self, rank: Rank, job: Job):
         self._rank = rank
         self._number = job.number
-        self._steps = StepTelling(self._report, rank.device)
+        self.steps = StepTelling(self._report, rank.device)
         self._reported_loading = 0.0
 
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
         self._rank.heartbeat.got_on()
         if self._rank.rank == 0:
             # The others wait for nothing here: the vote keeps them with rank 0.
-            self._steps.step(step, total, denoised)
-
-    def finish(self) -> None:
-        """The job went well: tell of its last step, before its end is told of."""
-        self._steps.flush()
+            self.steps.step(step, total, denoised)
 
     def _report(self, step: int, total: int, denoised: torch.Tensor | None) -> None:
         specs, buffers = pack({} if denoised is None else {"denoised": denoised})

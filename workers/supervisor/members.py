@@ -52,12 +52,9 @@ class Members:
         on_loss: Callable[[Blame, Said, int | None], None],
         watch: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ):  # fmt: skip
-        self.size = spec.world_size
-        """Ranks of the pool."""
-        self.pids: dict[int, int] = {}
-        """Processes of this machine."""
-        self.devices: dict[int, str] = {}
-        """What each rank computes on; a rank is here once it is online."""
+        self.size = spec.world_size  # ranks of the pool
+        self.pids: dict[int, int] = {}  # processes of this machine
+        self.devices: dict[int, str] = {}  # what each rank computes on; a rank is here once it is online
         self._spec = spec
         self._log = log
         self._on_frame = on_frame

@@ -1,6 +1,5 @@
-"""The supervisor: a small process between ComfyUI and the ranks, without torch. It starts the ranks, hands each job to
-every rank, brings the answers together, and ends the whole pool as soon as the client is gone or any part of it fails.
-"""
+"""The supervisor: a small process between ComfyUI and the ranks, without torch. It starts the ranks, has jobs.py hand
+out what comes, and ends the whole pool as soon as the client is gone or any part of it fails."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ from .jobs import FLOOR_SECONDS, TICK_SECONDS, Jobs
 from .members import Blame, Members
 
 START_SECONDS = 300.0
-BLAME_SECONDS = 0.3
-"""So long after the first sign of a failure the others are waited for."""
+BLAME_SECONDS = 0.3  # so long after the first sign of a failure the others are waited for
 EXIT_GRACE_SECONDS = 2.0
 DUMP_SECONDS = 0.7
 REPORT_SECONDS = 5.0
@@ -216,8 +214,7 @@ class Supervisor:
         await self.client.send(self.status())
 
 
-Handler = Callable[[Supervisor, Frame, Any], Awaitable[None]]
-"""Gets the frame as it came, and the message in it."""
+Handler = Callable[[Supervisor, Frame, Any], Awaitable[None]]  # gets the frame as it came, and the message in it
 OF_CLIENT: dict[type, Handler] = {
     protocol.Job: lambda pool, frame, job: pool.jobs.begin(frame, job),
     protocol.Cancel: lambda pool, _, cancel: pool.jobs.cancel(cancel),

@@ -15,8 +15,7 @@ from .frames import PREFIX, Frame, decode_header, decode_prefix, encode_header, 
 from .protocol import Message
 
 STUCK_SECONDS = 0.05
-BACKLOG = 512
-"""Connections of ranks that the kernel holds until they are accepted."""
+BACKLOG = 512  # connections of ranks that the kernel holds until they are accepted
 
 
 class ConnectionClosed(Exception):
@@ -99,10 +98,8 @@ class Endpoint:
     def __init__(self, sock: socket.socket):
         sock.setblocking(False)
         self.socket = sock
-        self.left_unread = False
-        """The other side ended, and had not read all that was sent to it."""
-        self.sending = asyncio.Lock()
-        """Locked while something is on its way out: the other side has not read all of it."""
+        self.left_unread = False  # the other side ended, and had not read all that was sent to it
+        self.sending = asyncio.Lock()  # locked while something is on its way out: the other side has not read all of it
 
     async def receive(self) -> Frame | None:
         """The next frame, or None at the end of the connection; FrameError where what comes is none."""

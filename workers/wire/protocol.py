@@ -16,9 +16,7 @@ from parallel_runtime.requests.requests import Answer, Request
 from parallel_runtime.said import Said, as_said, said
 
 VERSION = 19
-_LONGEST_TEXT = 4_000
-_LONGEST_TRACEBACK = 50_000
-"""Characters of an error: whatever is in it, it fits into a frame."""
+_LONGEST_TEXT, _LONGEST_TRACEBACK = 4_000, 50_000  # characters of an error: whatever is in it, it fits into a frame
 _RANK_FAILED = "Worker {rank} failed with {error}."
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
@@ -132,9 +130,8 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Doing(msgspec.Struct, frozen=True, tag=True):
-    """What a rank is at that takes long, again and again while it is: rank 0 brings `weights` to its device, as the
-    others do, of which `done` of `total` bytes are there, or is `measuring` kernels or links, once for this machine;
-    any rank may `compile`, and the others may wait for it meanwhile."""
+    """What a rank is at that takes long, again and again while it is: rank 0 has `done` of `total` bytes of `weights`
+    on its device, or is `measuring`, once for this machine; any rank may `compile`, and the others may wait for it."""
 
     number: int
     what: Literal["weights", "measuring", "compile"]

@@ -89,9 +89,10 @@ class Segment:
         self._pinned = torch.cuda.is_initialized() and register(whole, PORTABLE)
 
     @classmethod
-    def create(cls, half: int) -> Segment:
-        """Make a segment whose halves hold that many bytes; SegmentError where this machine has no such memory."""
-        descriptor = -1
+    def create(cls, size: int) -> Segment:
+        """Make one whose halves hold that many bytes, or more, so that seldom another one is needed soon; SegmentError
+        where this machine has no such memory."""
+        descriptor, half = -1, max(LEAST_BYTES // 2, 1 << (size - 1).bit_length() if size else 0)
         try:
             descriptor = os.memfd_create("parallel-dit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(descriptor, 2 * half)
@@ -133,11 +134,6 @@ class Segment:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-def half_for(size: int) -> int:
-    """Bytes of each half of a new segment that is to hold `size`: seldom another one is needed soon."""
-    return max(LEAST_BYTES // 2, 1 << (size - 1).bit_length() if size else 0)
 
 
 def write(half: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
@@ -236,7 +232,7 @@ class Transport:
             return self._segment
         self.close()
         try:
-            self._segment = Segment.create(half_for(size))
+            self._segment = Segment.create(size)
         except SegmentError as error:
             self.give_up(error)
         return self._segment
