@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,7 +65,8 @@ class LoneRunner(StageRunner):
 
     def __init__(self, stage: ParallelTransformer, branches: Sequence[Conditioning], x: torch.Tensor, patches: int):
         nowhere: Any = None
-        links = Links(Link(nowhere, 0), Link(nowhere, 0))
-        super().__init__(stage, links, branches, x, patches, keep=True)
+        if stage.mesh.links is None:
+            stage.set_mesh(replace(stage.mesh, links=Links(Link(nowhere, 0), Link(nowhere, 0))))
+        super().__init__(stage, branches, x, patches, keep=True)
         self.stage = stage
         self.inbox = self.outbox = _Loop()  # type: ignore[assignment]

@@ -23,7 +23,7 @@ import torch.distributed._symmetric_memory as symmetric_memory
 from parallel_runtime.acceleration import recordings as graphs
 from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.engine.engine import Engine
-from parallel_runtime.engine.prepared import Prepared
+from parallel_runtime.engine.rank_state import Prepared
 from parallel_runtime.exchange import grown_memory, head_routes
 from parallel_runtime.exchange.grown_memory import HostMemory
 from parallel_runtime.exchange.host_lanes import Slots

@@ -76,13 +76,11 @@ def _build_stage(
     module: Any, plan: ParallelPlan, mesh: Mesh, denoising: Denoising, text: Conditioning, compile: bool
 ) -> tuple[Sampling, str]:
     stage = stage_of(module, FLUX, mesh, compile=compile)
-    links = mesh.links
-    assert links is not None, "stages are linked"
 
     def sample(x: torch.Tensor, sigmas: torch.Tensor, tick: Callable[[], None]) -> torch.Tensor:
         tensors = {"x": x, "sigmas": sigmas.cpu(), "timesteps": sigmas}
         seen = denoising.model_inputs(x, tensors)[0]
-        runner = StageRunner(stage, links, [text], seen, plan.patches, keep=True)
+        runner = StageRunner(stage, [text], seen, plan.patches, keep=True)
         control = StepControl(x.device, tick)
         latent = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
         control.finish()

@@ -30,8 +30,7 @@ Told = Callable[[int, Tensor], None]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Called with (latent, timestep) for all branches, conditionings in the order of the request; see
-    `sampling.denoiser.Predict`."""
+    """Called with (latent, timestep) for all branches in the request's order; see `sampling.denoiser.Predict`."""
 
     loop: Loop
     predictor: Predictor
@@ -59,48 +58,40 @@ class Evaluation:
 
 
 class Loop:
-    """A loop of a request, whoever steps: what it evaluates, and whom it tells. `dtype` is the transformer's; the
-    latent itself stays float32, as in ComfyUI. `unlike`: the ranks' devices are of several kinds, for all ranks alike,
-    as it leads to collectives."""
+    """A loop of a request, whoever steps: what it evaluates, whom it tells. `dtype` is the transformer's; the latent
+    stays float32, as in ComfyUI. `unlike`: devices are of several kinds; alike on all ranks, as collectives follow."""
 
     def __init__(self, request: Sample, dtype: torch.dtype, unlike: bool = False):
         self.request, self.dtype, self.unlike = request, dtype, unlike
 
-    def check(self, tensors: Tensors, device: torch.device) -> None:
-        """Refuse what would only fail in the loop, by its shapes: RequestError with the part that does not have what it
-        needs. Runs on meta tensors; the loop will run on `device`."""
-        if missing := [name for name in self._names() if name not in tensors]:
+    def check(self, tensors: Tensors) -> None:
+        """Refuse what would fail in the loop, by shapes of meta tensors: RequestError that names what misfits."""
+        request = self.request
+        channels = [concat_name(branch.index) for branch in request.branches] if request.concat else []
+        shares = [share_name(index, name) for index, name, _ in request.own_timesteps]
+        names = ["sigmas", "timesteps", *(INPAINT if request.inpaint else ()), *channels, *shares]
+        if missing := [name for name in names if name not in tensors]:
             text = "The request asks for {missing}, which did not come with it."
             raise RequestError(text, "Report this.", missing=", ".join(missing))
         x = tensors["x"].shape
         sigmas, timesteps = tensors["sigmas"].shape, tensors["timesteps"].shape
         if sigmas != timesteps or len(sigmas) != 1 or sigmas[0] < 2:
             raise _unfit("steps", [sigmas, timesteps], x)
-        inpaint = [tensors[name].shape for name in INPAINT] if self.request.inpaint else []
+        inpaint = [tensors[name].shape for name in INPAINT] if request.inpaint else []
         if any(shape != x for shape in inpaint):
             raise _unfit("a noise mask", inpaint, x)
-        for channels in self._fixed_channels(tensors):
-            if (*channels.shape[:1], *channels.shape[2:]) != (*x[:1], *x[2:]):
-                raise _unfit("fixed channels", [channels.shape], x)
+        for shape in (fixed.shape for fixed in self._fixed_channels(tensors)):
+            if (*shape[:1], *shape[2:]) != (*x[:1], *x[2:]):
+                raise _unfit("fixed channels", [shape], x)
         for share in (own.share for named in self.own_timesteps(tensors) for own in named.values()):
             if share.shape[:1] != x[:1]:
                 raise _unfit("own timesteps", [share.shape], x)
 
-    def _names(self) -> list[str]:
-        """Of the tensors that the request says come with it."""
-        request = self.request
-        channels = [concat_name(branch.index) for branch in request.branches] if request.concat else []
-        shares = [share_name(index, name) for index, name, _ in request.own_timesteps]
-        return ["sigmas", "timesteps", *(INPAINT if request.inpaint else ()), *channels, *shares]
-
     def run(self, predictor: Predictor, branches: Sequence[Conditioning], tensors: Tensors, control: Control) -> Tensor:
-        """Return the finished latent (B, C, ...) float32; Cancelled on all ranks before the same step.
-
-        Every rank holds the whole latent and takes every step itself, from predictions that are the same bytes on
-        all ranks: so the latents stay equal without being exchanged. Unlike devices draw other noise, and may round
-        otherwise: there the transformer sees the first rank's latent at every evaluation, and the first rank's is
-        what counts at the end. What the others make of theirs goes nowhere.
-        """
+        """Return the finished latent (B, C, ...) float32; Cancelled on all ranks before the same step. Every rank holds
+        the whole latent and takes every step itself, from predictions that are the same bytes on all ranks: so the
+        latents stay equal without being exchanged. Unlike devices draw other noise, and may round otherwise: there the
+        transformer sees the first rank's latent at every evaluation, and the first rank's is what counts at the end."""
         total = len(tensors["sigmas"]) - 1
 
         def on_step(index: int, denoised: Tensor) -> None:
@@ -158,10 +149,8 @@ class Denoising(Loop):
         self.prediction = PREDICTIONS[request.prediction]
 
     def _steps(self, evaluate: Evaluation, tensors: Tensors, on_step: Told) -> Tensor:
-        denoiser = self.denoiser(evaluate, tensors)
-        return run_steps(
-            self.sampler, denoiser, tensors["x"], tensors["sigmas"], lambda step, latent: on_step(step.index, latent)
-        )
+        denoiser, sigmas = self.denoiser(evaluate, tensors), tensors["sigmas"]
+        return run_steps(self.sampler, denoiser, tensors["x"], sigmas, lambda step, latent: on_step(step.index, latent))
 
     def denoiser(self, predict: Predict, tensors: Tensors) -> Denoiser:
         """What the sampler's evaluations go through."""

@@ -25,8 +25,6 @@ from .denoise import Evaluation, Loop, Told
 
 _ADAPTIVE = "dpm_adaptive"
 _WRAPPERS, _REPLACED = "wrappers", "patches_replace"
-_Cond = list[dict[str, Any]]  # a conditioning of ComfyUI's, of one part
-_Replaced = Sequence[tuple[str, Any, Any]]  # what stands for parts of the network: (kind, key, patch) each
 
 
 class HostDenoising(Loop):
@@ -35,7 +33,7 @@ class HostDenoising(Loop):
 
     def __init__(self, request: Sample, host: HostLoop, dtype: torch.dtype, device: torch.device, unlike: bool):
         super().__init__(request, dtype, unlike)
-        self._host = host
+        self._host, self._device = host, device
         if unlike and request.sampler == _ADAPTIVE:  # ranks would take steps of other lengths
             text = "Sampler {name} chooses its steps by what it sees, which GPUs of several models see otherwise."
             raise RequestError(text, "Choose another sampler, or GPUs of one model.", name=repr(_ADAPTIVE))
@@ -46,13 +44,13 @@ class HostDenoising(Loop):
             check_guidance(len(request.branches), request.cfg)
         make_guidance(host.guidance, None)
 
-    def check(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Also refuse noise that ComfyUI would draw on another kind of device: samplers draw it where the latent is."""
-        super().check(tensors, device)
-        if device.type != self._host.noise_device:
+        super().check(tensors)
+        if self._device.type != self._host.noise_device:
             text = "The noise of this sampler is drawn on {noise_device}, and this worker is on {device}."
             fix = "Run the workers on the kind of device that ComfyUI uses."
-            raise RequestError(text, fix, noise_device=self._host.noise_device, device=device)
+            raise RequestError(text, fix, noise_device=self._host.noise_device, device=self._device)
         self._make_sampling(tensors)
 
     def _steps(self, evaluate: Evaluation, tensors: Mapping[str, Tensor], on_step: Told) -> Tensor:
@@ -136,9 +134,9 @@ class GuidedModel:
         return denoised if inpaint is None else inpaint.after(denoised)
 
     def _predict(
-        self, executor: Any, model: Any, conds: Sequence[_Cond | None], x: Tensor, sigma: Tensor, model_options: Any
+        self, executor: Any, model: Any, conds: Sequence[Any], x: Tensor, sigma: Tensor, model_options: Any
     ) -> list[Tensor]:
-        """Called by ComfyUI in place of `calc_cond_batch`: a denoised latent for each conditioning, zeros for none."""
+        """For ComfyUI's `calc_cond_batch`: a denoised latent for each conditioning, of one part; zeros for None."""
         options = {name: each for name, each in model_options["transformer_options"].items() if name != _WRAPPERS}
         inside = options.pop(_REPLACED, {})
         replaced = [(kind, key, patch) for kind, several in inside.items() for key, patch in several.items()]
@@ -157,10 +155,10 @@ class GuidedModel:
 
 
 def _told(
-    conditioning: Conditioning, left: Set[str], index: int, options: Mapping[str, Any], replaced: _Replaced
+    conditioning: Conditioning, left: Set[str], index: int, options: Mapping[str, Any], replaced: Sequence[Any]
 ) -> Conditioning:
     """What ComfyUI's own network is told of the branch that ComfyUI calls `index` in an evaluation: those arguments
-    that are left, with options and patches for its inside. Diffusers' network reads no options."""
+    that are left, with options and patches (kind, key, patch) for its inside. Diffusers' network reads no options."""
     arguments = {name: value for name, value in conditioning.arguments.items() if name in left}
     own: dict[str, Any] | None = arguments.get(OPTIONS)
     if own is not None and (own.get(BRANCHES) != [index] or options or replaced):
@@ -174,8 +172,7 @@ def _told(
 
 
 def make_sampling(bases: Sequence[str], values: Mapping[str, Scalar], tensors: Mapping[str, Tensor]) -> torch.nn.Module:
-    """A model sampling of ComfyUI's that is made of these classes and holds these values and tensors; RequestError
-    where this ComfyUI has no such class."""
+    """A model sampling of ComfyUI's of these classes, values and tensors; RequestError where it has no such class."""
     code = importlib.import_module("comfy.model_sampling")
     kinds: list[Any] = [getattr(code, name, None) for name in bases]
     for name, kind in zip(bases, kinds, strict=True):

@@ -44,11 +44,9 @@ class Predictor:
 
     def __call__(self, calls: Sequence[Call]) -> list[torch.Tensor]:
         """Predictions, one per call, in the shape of the latent part of its x and in the type that the network gives.
-
-        All items of all calls form one list, which is cut into contiguous shares along the batch axes: so the two
-        CFG branches land on different ranks even where their texts differ in length. Calls that are joined come in
-        ComfyUI's order, the last one first: in a product's last bits a row's place counts.
-        """
+        All items of all calls form one list, which is cut into contiguous shares along the batch axes: so the two CFG
+        branches land on different ranks even where their texts differ in length. Calls that are joined come in
+        ComfyUI's order, the last one first: in a product's last bits a row's place counts."""
         return self._in_order(calls[::-1])[::-1] if self.joined else self._in_order(calls)
 
     def _in_order(self, calls: Sequence[Call]) -> list[torch.Tensor]:
@@ -130,8 +128,7 @@ def select(call: Call, low: int, high: int) -> Call:
 
 
 def _alike(one: Call, other: Call) -> bool:
-    """Whether their rows may go through one forward: ComfyUI's rule, and nobody's options are others than whose branch
-    they are."""
+    """Whether their rows may go through one forward: ComfyUI's rule; and options differ by nothing but the branch."""
     given, counterparts = one.conditioning.arguments, other.conditioning.arguments
     shared = one.conditioning.shared
     if given.keys() != counterparts.keys() or shared != other.conditioning.shared:
@@ -168,14 +165,10 @@ def _same(one: Any, other: Any) -> bool:
 def _have_like_rows(one: Any, other: Any, batches: tuple[int, int]) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.ndim > 0 and one.shape[1:] == other.shape[1:]
-    if isinstance(one, list) and isinstance(other, list):  # reference latents
-        return len(one) == len(other) and all(
-            isinstance(first, torch.Tensor)
-            and isinstance(second, torch.Tensor)
-            and (first.shape[:1], second.shape[:1]) == ((batches[0],), (batches[1],))
-            and first.shape[1:] == second.shape[1:]
-            for first, second in zip(one, other, strict=True)
-        )
+    if isinstance(one, list) and isinstance(other, list):  # reference latents, with a row for each of the batch
+        shapes = [[each.shape for each in several if isinstance(each, torch.Tensor)] for several in (one, other)]
+        rows = [[(batch, *shape[1:]) for shape in shapes[0]] for batch in batches]
+        return shapes == rows and len(shapes[0]) == len(one) and len(shapes[1]) == len(other)
     return not any(isinstance(each, list | tuple | dict) for each in (one, other)) and bool(one == other)
 
 

@@ -13,8 +13,7 @@ from collections.abc import Callable
 import torch
 
 SHORT_SECONDS = 0.25
-"""Slower steps are waited for: a cancel that takes effect a step later would be felt there, and an idle millisecond is
-not."""
+"""Slower steps are waited for: a cancel a step later would be felt there, and an idle millisecond is not."""
 
 
 class QueuedOnGpu:
@@ -38,11 +37,9 @@ class QueuedOnGpu:
 
 
 class StepTelling:
-    """Tells of the steps of one run, in their order, each once. On a CPU, which has finished them, at once. `tell` gets
-    the step, of how many, and its denoised latent on the CPU, if there is one.
-
-    A run that ends otherwise than well just leaves the last step untold.
-    """
+    """Tells of the steps of one run, in their order, each once; on a CPU, which has finished them, at once. `tell` gets
+    the step, of how many, and its denoised latent on the CPU, if there is one. A run that does not end well leaves its
+    last step untold."""
 
     def __init__(self, tell: Callable[[int, int, torch.Tensor | None], None], device: torch.device):
         self._tell, self._device = tell, device

@@ -13,20 +13,18 @@ import torch
 from ..errors import NotLoadedError
 from ..requests.control import Control
 from ..requests.requests import Attach, Forward, Invoke, KeepPatches, Load, Release, Request, RunVae, Step, Survey
-from .prepared import Prepared
 from .prepared_load import prepare_attach, prepare_load, prepare_patches, prepare_release, prepare_survey
 from .prepared_run import prepare_forward, prepare_invoke, prepare_sample
 from .prepared_vae import prepare_vae
-from .rank_state import RankState
+from .rank_state import Prepared, RankState
 
 
 class Engine(RankState):
     """One rank's engine; what it has from request to request is its state."""
 
     def prepare(self, request: Request, meta: Mapping[str, torch.Tensor], control: Control) -> Prepared:
-        """Validate, plan, load; `meta` are the request's tensors on the meta device. ParallelError, typed, with cause
-        and fix: nothing has changed but which models are on the device; Cancelled: this rank heard of one while it
-        loaded."""
+        """Validate, plan, load; `meta` are the tensors on the meta device. ParallelError, typed, with cause and fix:
+        nothing has changed but which models are on the device; Cancelled: this rank heard of one while it loaded."""
         if isinstance(request, Load):
             return prepare_load(self, request, control)
         if isinstance(request, Survey):
@@ -50,8 +48,7 @@ class Engine(RankState):
         return prepare_sample(self, request, resident, meta)
 
     def recall(self, step: Step) -> Prepared:
-        """A call that an earlier `Forward` prepared; NotLoadedError where none of that number is kept, on any rank: see
-        `forget_calls`."""
+        """A call that an earlier `Forward` prepared; NotLoadedError, on every rank, where that number is not kept."""
         if step.kind not in self.calls:
             what = "The workers keep no call of number {kind}."
             raise NotLoadedError(what, "Queue the prompt again.", kind=step.kind)

@@ -31,11 +31,9 @@ _COPIED, _COPIES = 64 << 20, 16
 
 
 def measure_machine(assumed: MachineFacts, device: torch.device, world_size: int) -> MachineFacts:
-    """Measure every rank's GPU and the links between them; about a second. Collective over the default group.
-
-    The slowest rank's numbers count. Nothing is measured on the CPU, nor where a GPU has less than 1 GiB left. The
-    facts are the same on every rank: each gets all ranks' numbers by one all-gather before it chooses among them.
-    """
+    """Measure every rank's GPU and the links between them; about a second. Collective over the default group. The
+    slowest rank's numbers count, and the facts are the same on every rank, as each gets all numbers before it chooses.
+    Nothing is measured on the CPU, nor where a GPU has less than 1 GiB left."""
     if device.type != "cuda" or not assumed.on_gpu:
         return assumed
     if min(gather_from_ranks([float(torch.cuda.mem_get_info(device)[0])], world_size))[0] < _NEEDED_BYTES:
@@ -103,9 +101,8 @@ def measure_route(device: torch.device, world_size: int) -> float:
 
 
 def measure_host(device: torch.device, world_size: int) -> float:
-    """Time copies from pinned memory of the host, on all ranks at once, as weights come from there: GPUs may share a
-    switch, and all share the host's memory. 10^9 bytes per second of the slowest rank; 0 where one has no such memory.
-    Collective over the default group."""
+    """Time copies from pinned memory of the host, on all ranks at once: GPUs may share a switch, and share that memory.
+    10^9 bytes per second of the slowest; 0 where one has no such memory. Collective over the default group."""
     host, target = torch.ones(_COPIED, dtype=torch.uint8), torch.empty(_COPIED, dtype=torch.uint8, device=device)
     with pinned(host) if device.type == "cuda" else nullcontext(True) as fast:
         gather_from_ranks([0.0], world_size)  # they begin together

@@ -1,5 +1,4 @@
-"""What a rank keeps for requests to come, prepared: a model (a survey of what its load would take, the load, and the
-release), weight patches, and networks beside the model."""
+"""What a rank keeps for requests to come: a model (survey, load, release), weight patches, networks beside it."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from ..requests.facts import CPU, MachineFacts
 from ..requests.requests import Attach, Finished, KeepPatches, Load, Loaded, Release, Survey, Surveyed, attached_name
 from .measure import measure_machine
 from .opened import Opened
-from .prepared import Agreed, Outcome, Prepared, Tensors, require_same
-from .rank_state import RankState
+from .rank_state import Agreed, Outcome, Prepared, RankState, Tensors, require_same
 
 _FREE = "free on {}"
 _STEP = 512 << 20  # what is free counts in whole ones, so that a little more or less of it makes no other plan
@@ -28,7 +26,7 @@ _STEP = 512 << 20  # what is free counts in whole ones, so that a little more or
 def prepare_survey(state: RankState, request: Survey) -> Prepared:
     """What a load would take: open the file, and offer what this rank has. Refused as the load would be."""
     load = request.load
-    opened = state.open(load)
+    opened = state.open(load, ahead=True)
     wish = _wish(state, load, opened, replace(load.machine or CPU, free_each=()))
     needs = opened.in_file(choose(wish).cost.weight_bytes)
 
@@ -58,7 +56,7 @@ _FACTS = "facts"
 def prepare_load(state: RankState, request: Load, control: Control) -> Prepared:
     """The model comes to the devices, or is there already: open the file, plan, and have the weights."""
     # Whatever fails on all ranks alike comes before any model is let go.
-    opened = state.take_opened(request)
+    opened = state.open(request)
     wish = _wish(state, request, opened, request.machine or CPU)
     loaded = plan_loading(wish)
     wish = replace(wish, loaded=loaded)
@@ -77,8 +75,8 @@ def prepare_load(state: RankState, request: Load, control: Control) -> Prepared:
         picture = typical(*request.size) if wish.config.patches is None else TYPICAL
         shown = replace(wish, request=picture, machine=measured)
         title, held, known = resident.family.title, state.residency.held(), replace(state.machine, speeds=())
-        words, details = explain(shown), details_of(shown)
-        return Loaded(title, resident.size, reused, words, known, loaded.pipe, held, details), {}
+        size = 0 if resident.loaded_model is None else resident.loaded_model.weights.size
+        return Loaded(title, size, reused, explain(shown), known, loaded.pipe, held, details_of(shown)), {}
 
     def undo() -> None:
         """Let a model go that was not here before."""
@@ -112,7 +110,8 @@ def prepare_attach(state: RankState, request: Attach) -> Prepared:
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Keep the tensors; with the last of them the network is made."""
         if request.kept is not None:
-            state.detach(request.kept)
+            gone = state.conditionings.detach(request.kept)
+            state.calls = {kind: call for kind, call in state.calls.items() if not call.names(gone)}
         if tensors:
             state.arriving.setdefault(request.number, {}).update(tensors)
         if request.form is not None:

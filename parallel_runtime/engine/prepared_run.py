@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from .. import memory
 from ..config import STREAMED
 from ..denoising.denoise import Denoising, Loop
@@ -29,9 +27,8 @@ from ..requests.requests import INVOKABLE, Finished, Forward, Invoke, Sample, re
 from ..requests.trees import restore
 from ..said import said, together
 from ..sampling.samplers import SUPPORTED
-from .prepared import Agreed, Outcome, Prepared, Results, Tensors
-from .rank_state import Placed, RankState
-from .resident import Resident
+from .rank_state import Agreed, Outcome, Placed, Prepared, RankState, Results, Tensors
+from .residency import Resident
 
 _CERTAIN_ACTIVATIONS = 6
 """Activations of a token that are alive at once whatever is fused: a block's input, its norm, queries, keys, values
@@ -61,7 +58,7 @@ def _repeated(
         output = None
         network = state.join(placed, agreed, control)
         if network is not None and network.mesh.links is not None:
-            runner = StageRunner(network, network.mesh.links, [given], x, patches=1, keep=False)
+            runner = StageRunner(network, [given], x, patches=1, keep=False)
             output = forward_once(runner, x, timestep)
         elif network is not None:
             output = Predictor(network, network.mesh, tried=told)([Call(x, timestep, given)])[0]
@@ -96,53 +93,52 @@ def prepare_forward(state: RankState, request: Forward, resident: Resident, meta
 
 
 def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: Tensors) -> Prepared:
-    """Validate and plan."""
-    x = meta["x"]
+    """A loop: its plan, and the sampler that every rank walks through."""
     denoising: Loop
     if request.host is None:
         denoising = Denoising(request, resident.dtype, state.unlike)
     else:
         denoising = HostDenoising(request, request.host, resident.dtype, state.device, state.unlike)
-    denoising.check(meta, state.device)
+    denoising.check(meta)
+    placed = _place_loop(state, denoising, resident, meta)
+    patches = state.patches.find(request.patches)
+
+    def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
+        """Run the loop; the rank that has the finished latent returns `latent`."""
+        resident.activate(patches=patches)
+        branches = state.conditionings.take(request.branches, tensors, request.kept)
+        network, latent = state.join(placed, agreed, control), None
+        if network is not None and network.mesh.links is not None:
+            assert isinstance(denoising, Denoising)
+            seen = denoising.model_inputs(tensors["x"], tensors)[0]
+            runner = StageRunner(network, branches, seen, placed.plan.patches, keep=True)
+            latent = PipelineDenoising(denoising, runner, placed.plan.warmup_steps, tensors, control).run()
+        elif network is not None:
+            latent = denoising.run(Predictor(network, network.mesh, request.joined), branches, tensors, control)
+        return state.finished(placed), {} if latent is None else {"latent": latent}
+
+    return Prepared(run_it=work, offers=placed.offers(), takes_part=placed.place is not None)
+
+
+def _place_loop(state: RankState, denoising: Loop, resident: Resident, meta: Tensors) -> Placed:
+    """Plan a loop; refuse what this rank, or any, cannot run."""
+    request, x, steps = denoising.request, meta["x"], meta["sigmas"].shape[0] - 1
     given = [state.conditionings.peek(branch, meta) for branch in request.branches]
     inputs = denoising.model_inputs(x, meta)
     branches = [resident.family.check(each, seen) for each, seen in zip(given, inputs, strict=True)]
-    steps = meta["sigmas"].shape[0] - 1
     shared = x.shape[0] // given[0].rows_at_once(x.shape[0]) * len(request.branches)
     longest = max(branches, key=lambda seen: seen.text[1])
     # ComfyUI's own samplers see a whole latent: a plan is to have no more stages than the weights have.
     patchwise = steps if request.host is None else 0
     facts = resident.family.describe(longest, batch=1 if given[0].together else shared, steps=patchwise)
     placed = state.place(resident, facts)
-    plan = placed.plan
-    check_steps(plan, steps)
-    if plan.pipe > 1 and not isinstance(denoising, Denoising):
+    check_steps(placed.plan, steps)
+    if placed.plan.pipe > 1 and not isinstance(denoising, Denoising):
         what = "Sampler {name} does not run over stages of a model."
         fix = "Choose one of {able}, or set stages to 1."
         raise RequestError(what, fix, name=repr(request.sampler), able=", ".join(SUPPORTED))
     _check_place(state, placed, given, facts, x.shape[0], keeps=True)
-    patches = state.patches.find(request.patches)
-
-    def sample(tensors: Tensors, control: Control, agreed: Agreed) -> torch.Tensor | None:
-        branches = state.conditionings.take(request.branches, tensors, request.kept)
-        network = state.join(placed, agreed, control)
-        if network is None:
-            return None
-        if network.mesh.links is not None:
-            assert isinstance(denoising, Denoising)
-            seen = denoising.model_inputs(tensors["x"], tensors)[0]
-            runner = StageRunner(network, network.mesh.links, branches, seen, plan.patches, keep=True)
-            return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
-        predict = Predictor(network, network.mesh, request.joined)
-        return denoising.run(predict, branches, tensors, control)
-
-    def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
-        """Run the loop; the rank that has the finished latent returns `latent`."""
-        resident.activate(patches=patches)
-        latent = sample(tensors, control, agreed)
-        return state.finished(placed), {} if latent is None else {"latent": latent}
-
-    return Prepared(run_it=work, offers=placed.offers(), takes_part=placed.place is not None)
+    return placed
 
 
 def prepare_invoke(state: RankState, request: Invoke, resident: Resident, meta: Tensors) -> Prepared:
@@ -166,30 +162,28 @@ def prepare_invoke(state: RankState, request: Invoke, resident: Resident, meta: 
 def _check_place(
     state: RankState, placed: Placed, given: Sequence[Conditioning], facts: RequestFacts, items: int, keeps: bool
 ) -> None:
-    """Refuse what this rank cannot run at its place: inputs that act inside of stages, and (OutOfMemoryError, with the
-    sizes and what to change) least activations that are more than is free, with keys and values where stages keep them
-    for this request. May refuse on one rank alone. Other models leave the device before, where it may need their
-    memory. `items` are those of the latent, without CFG branches: forwards are of no fewer, where the rank has them.
-
-    What is estimated to be short but might do is not refused: `explain` warns of it.
-    """
+    """Refuse what this rank, perhaps alone, cannot run at its place: inputs that act inside of stages, and
+    (OutOfMemoryError, with the sizes and what to change) least activations that are more than is free when other models
+    have left, with keys and values where stages keep them. What might do is not refused: `explain` warns of it. `items`
+    are those of the latent, without CFG branches: forwards are of no fewer, where the rank has them."""
     place, resident, kept = placed.place, placed.resident, 0
-    if place is None:
+    model = resident.loaded_model
+    if place is None or model is None:
         return
     plan, tokens = place.plan, facts.tokens + facts.text_tokens
     if plan.pipe > 1:
         if any(each.arguments.get(OPTIONS, {}).get(CARRIED) for each in given):
             raise RequestError("A node's function acts inside of the network, which stages cannot.", "Set stages to 1.")
-        if keeps:
-            kept = kept_bytes(resident.facts, resident.owned(place), -(-facts.batch // plan.batch) * tokens)
+        if keeps and (owned := resident.owned(place)) is not None:
+            kept = kept_bytes(resident.facts, owned, -(-facts.batch // plan.batch) * tokens)
     if not resident.facts.splits_sequence:
-        resident.prepare_run(_UNKNOWN)
+        resident.store.prepare_run(model, _UNKNOWN)
         return  # a U-Net: tokens and width differ from level to level
     share = place.speeds[place.sequence_index] / sum(place.speeds) if place.speeds else 1 / plan.sequence
     rows = min(items, facts.batch // plan.batch)
     width = resident.facts.width * resident.facts.bytes_per_number
     activations = int(_CERTAIN_ACTIVATIONS * rows * tokens * share * width)
-    resident.prepare_run(kept + _LIKELY * activations)
+    resident.store.prepare_run(model, kept + _LIKELY * activations)
     template = "A batch of {batch} × {tokens} tokens" if facts.batch > 1 else "A picture of {tokens} tokens"
     what = said(template, batch=facts.batch, tokens=tokens)
     parts = [said("activations of at least {size} GiB", size=f"{activations / GIB:.1f}")]

@@ -18,8 +18,7 @@ from ..said import said
 from ..vae.families import can_be_recorded
 from ..vae.shared_vae import run_half, shared_ranks
 from ..vae.vae_weights import VaeWeights
-from .prepared import Agreed, Outcome, Prepared, Tensors, require_same
-from .rank_state import RankState
+from .rank_state import Agreed, Outcome, Prepared, RankState, Tensors, require_same
 
 _DIMS = (3, 4, 5)  # of sound, pictures, videos
 _SAME = "vae"

@@ -1,11 +1,11 @@
-"""What one rank's engine has from request to request: models, conditionings, meshes, facts of the machine."""
+"""What one rank's engine has from request to request (models, conditionings, meshes), and a request that is ready."""
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 
 from ..config import ParallelPlan
+from ..errors import CheckpointError
 from ..exchange.head_routes import HeadRoutes
+from ..mesh.agreement import agreed_same
 from ..mesh.mesh import Groups, Layout, Mesh, build_mesh, lay_out_plan, mesh_groups, single_rank_mesh
 from ..mesh.speeds import compare_devices
 from ..networks.network import Network
@@ -22,18 +24,53 @@ from ..patching.patch_data import PatchStore
 from ..planning.explanation import details_of, what_runs
 from ..planning.plan import choose
 from ..requests.conditioning import ConditioningStore
-from ..requests.control import Control
+from ..requests.control import Cancelled, Control
 from ..requests.facts import CPU, MachineFacts, RequestFacts
-from ..requests.requests import Finished, Load, PlanDetails
+from ..requests.requests import Answer, Finished, Load, PlanDetails
 from ..said import Said
 from .opened import Opened, open_model
-from .prepared import Prepared
-from .residency import Residency
-from .resident import Resident
+from .residency import Residency, Resident
+
+Tensors = Mapping[str, torch.Tensor]
+Agreed = Mapping[str, int]
+Results = dict[str, torch.Tensor]
+Outcome = tuple[Answer, Results]
+
+
+def require_same(name: str, agreed: Agreed, path: str) -> None:
+    """Raise a CheckpointError, on all ranks, where they have unlike files (`offer_same`)."""
+    if not agreed_same(name, agreed):
+        what = "The hosts have different models at {path}."
+        raise CheckpointError(what, "Copy the same file to all of them.", path=path)
+
+
+@dataclass(kw_only=True)
+class Prepared:
+    """A request that this rank is ready to run. `run` is called on all ranks or on none."""
+
+    run_it: Callable[[Tensors, Control, Agreed], Outcome]
+    undo: Callable[[], None] = lambda: None  # what undoes preparing, where another rank could not prepare
+    # What this rank has or can do where ranks may differ and must act alike; `agreed` is the least of all ranks' offers
+    # under each name.
+    offers: Mapping[str, int] = field(default_factory=dict)
+    cancelled: bool = False  # the last run ended because the ranks agreed to stop
+    takes_part: bool = True  # this rank has a part in the run, and is not outside of its plan
+    # It needs its tensors on the host alone. It takes them on the device, too, where they come by that.
+    on_host: bool = False
+    names: Callable[[Set[int]], bool] = lambda networks: False  # whether it runs one of these networks beside the model
+
+    def run(self, tensors: Tensors, control: Control, agreed: Agreed | None = None) -> Outcome:
+        """Run; `tensors` are on this rank's device, `agreed` is None where this rank is the only one, and what it
+        offers holds. Sets `cancelled` where the ranks agreed to stop."""
+        try:
+            return self.run_it(tensors, control, self.offers if agreed is None else agreed)
+        except Cancelled:
+            self.cancelled = True
+            return Finished(), {}
+
 
 KEPT = 16
-"""Plans whose groups are kept, the last ones that were asked for: the same on every rank, as each counts all requests.
-Another one costs a first step its communicators."""
+"""Plans whose groups are kept, the last asked for, alike on all ranks. Another one costs a step its communicators."""
 
 
 class Meshes:
@@ -103,8 +140,7 @@ class RankState:
         self.residency = Residency(device, rank, folder=Path(pool) if pool else None)
         self.conditionings = ConditioningStore()
         self.patches = PatchStore()
-        self.arriving: dict[int, dict[str, torch.Tensor]] = {}
-        """Tensors of networks that are attached, until the last has come."""
+        self.arriving: dict[int, dict[str, torch.Tensor]] = {}  # of networks that are attached, until all have come
         self.calls: dict[int, Prepared] = {}
         """Prepared calls by their number. The client decides what is kept, so that all ranks keep the same."""
         self.machine: MachineFacts = CPU
@@ -120,27 +156,18 @@ class RankState:
         self.conditionings.clear()
         self.arriving.clear()
 
-    def detach(self, kept: Iterable[int]) -> None:
-        """Forget networks beside the model but these, and the calls that are kept with them."""
-        gone = self.conditionings.detach(kept)
-        for kind in [kind for kind, call in self.calls.items() if call.names(gone)]:
-            del self.calls[kind]
-
-    def open(self, request: Load) -> Opened:
-        """The file of a load that will come, which then need not be opened again."""
-        self._opened = msgspec.structs.replace(request, machine=None), open_model(request, self.device)
-        return self._opened[1]
-
-    def take_opened(self, request: Load) -> Opened:
-        """The file of a load, opened; see `open`."""
+    def open(self, request: Load, ahead: bool = False) -> Opened:
+        """The file of a load; one that is opened `ahead` need not be opened again by the load itself."""
+        request = msgspec.structs.replace(request, machine=None)
         known, self._opened = self._opened, None
-        if known is not None and known[0] == msgspec.structs.replace(request, machine=None):
+        if known is not None and known[0] == request and not ahead:
             return known[1]
-        return open_model(request, self.device)
+        opened = open_model(request, self.device)
+        self._opened = (request, opened) if ahead else None
+        return opened
 
     def place(self, resident: Resident, request: RequestFacts) -> Placed:
-        """Plan a request; ConfigurationError where the configuration cannot run it. The plan is the same on all ranks.
-        Makes no collective call."""
+        """Plan a request, on all ranks alike and without a collective; ConfigurationError where no plan can run it."""
         wish = replace(resident.wish, request=request, machine=self.machine)
         plan = choose(wish).plan
         place = self.meshes.place(plan)
@@ -149,8 +176,7 @@ class RankState:
         return Placed(resident, plan, place, what_runs(wish), details_of(wish))
 
     def join(self, placed: Placed, agreed: Mapping[str, int], control: Control) -> Network | None:
-        """Join the groups of a plan, and have the model run over it; None on a rank that takes no part. Collective over
-        the world where groups are new."""
+        """Have the model run over a plan; None on a rank outside. Collective over the world where groups are new."""
         mesh = self.meshes.join(placed.plan)
         if mesh is None:
             return None

@@ -1,11 +1,13 @@
-"""The weights that a rank holds: of as many models as its device has memory for. The least recently used go first."""
+"""Models on a rank's device, as many as have room: weights, patches, networks. The least recently used go first."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -13,22 +15,82 @@ import torch
 
 from .. import memory
 from ..acceleration.cuda_graphs import clear_workspaces
-from ..errors import OutOfMemoryError
+from ..errors import CheckpointError, NotLoadedError, OutOfMemoryError
 from ..loading.host_copies import HostCopies
+from ..loading.loaded_weights import LoadedWeights
+from ..loading.patched_weights import PatchedWeights
 from ..loading.reading import OnBytes, ignore
-from ..patching.patch_data import WeightPatches
-from .loaded_model import LoadedModel
+from ..networks.network import Network
+from ..patching.patch_data import UNPATCHED, WeightPatches
 
 ROOM_SECONDS = 20.0
 """That a rank waits for the host's memory of a model that it has let go: until the others have let it go, too."""
 
 
-class WeightStore:
-    """What a rank holds, by what it was read from; the folder is that of `HostCopies`.
+@dataclass(eq=False)
+class LoadedModel:
+    """One life: made without memory, its weights on the device with any patches, parked on the host, gone."""
 
-    Which modules there are follows from the requests, and so is the same on all ranks. Whether their weights are on the
-    device does not: ranks may have memory for more or for fewer. Nothing that the ranks do together depends on it.
-    """
+    key: Hashable  # what the weights are read from (files with size and time, dtype, blocks)
+    title: str  # for messages, such as "FLUX.1 in float32"
+    weights: LoadedWeights
+    costs: int  # bytes that they take from the device, about
+    networks: dict[tuple[Hashable, ...], Network] = field(default_factory=dict)  # what runs with them, by options
+    used: int = 0  # when, on the store's clock
+    runs_need: int = 0  # bytes that its last run was estimated to need beside the weights
+    unloaded: bool = True  # a request has unloaded it, and nothing of its runs is left. The same on all ranks
+
+    def __post_init__(self) -> None:
+        self.patched = PatchedWeights(self.weights)
+
+    def change(self, patches: WeightPatches, on_bytes: OnBytes) -> None:
+        """Have these patches; costs nothing where they are the same. The weights are here. RequestError for a patch
+        that does not fit the network, and whatever `on_bytes` raises."""
+        try:
+            self.patched.change(patches, on_bytes)
+        finally:
+            if self.weights.moved:
+                self.forget_recordings()
+
+    def park(self, copies: HostCopies, on_bytes: OnBytes) -> None:
+        """Let the device's memory go for another model: they stay on the host where that has memory, for all ranks."""
+        if self.weights.here and self.weights.shared is None:
+            # Patches cannot be undone for want of memory or of the file: that is read, or missed, when they are back.
+            with (
+                contextlib.suppress(torch.OutOfMemoryError, NotLoadedError, CheckpointError),
+                copies.make(self.key, self.weights.size) as copy,
+            ):
+                if copy is not None:
+                    # What comes back is as in the file, and is patched again.
+                    self.patched.change(UNPATCHED, ignore)
+                    self.weights.save(copy.memory, on_bytes)
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Return the weights' memory to the system; the networks stay."""
+        if not self.weights.here:
+            return
+        self.weights.give_back()
+        self.patched.forget()
+        if not self.weights.keeps_addresses or self.weights.moved:
+            self.forget_recordings()
+
+    @property
+    def shared_on_device(self) -> bool:
+        """Other ranks read some of them out of this device's memory."""
+        return self.weights.shared is not None and self.weights.shared.dealer.on_device
+
+    def forget_recordings(self) -> None:
+        """Let go of the recordings of all its networks."""
+        self.weights.moved = False
+        for network in self.networks.values():
+            network.forget_recordings()
+
+
+class WeightStore:
+    """What a rank holds, by what it was read from; the folder is that of `HostCopies`. Which modules there are follows
+    from the requests, and is the same on all ranks. Whether their weights are on the device does not, as ranks may have
+    memory for more or for fewer: nothing that the ranks do together depends on it."""
 
     def __init__(self, device: torch.device, rank: int, folder: Path | None = None):
         self.copies, self.device, self._rank = HostCopies(folder), device, rank
@@ -40,25 +102,18 @@ class WeightStore:
         self, model: LoadedModel, on_bytes: OnBytes, patches: WeightPatches | None = None, smaller: Sequence[str] = ()
     ) -> None:
         """Have weights on the device with these patches (None: any), and memory for their runs; costs nothing for the
-        model that was used last. `smaller`: what would need less, as sentences.
-
-        Raises:
-            OutOfMemoryError: less is free than they need, though all others were let go.
-            NotLoadedError, CheckpointError: the files were replaced, or cannot be read.
-            RequestError: a patch that does not fit the network.
-            Whatever `on_bytes` raises.
-        """
+        model that was used last. `smaller`: what would need less, as sentences. OutOfMemoryError: less is free than
+        they need, though all others were let go. Else raises as `LoadedWeights.fill` and `LoadedModel.change`."""
         model.unloaded = False
-        weights = model.weights
-        if not weights.here or model.used != self._now:
+        if not model.weights.here or model.used != self._now:
             model.used = self._now = next(self._clock)
-            if not weights.here:
+            if not model.weights.here:
                 if model.costs:
                     # None of the others goes where it would not do to let all of them go.
                     given_back = sum(other.costs for other in self._others(model))
                     memory.require(model.costs, self.device, self._rank, model.title, smaller, given_back)
                     self.free_beside(model, model.costs, on_bytes)
-                self._allocate(partial(weights.fill, on_bytes, partial(self.copies.find, model.key)), keep=model)
+                self._fill(model, on_bytes)
             self.free_beside(model, model.runs_need, on_bytes)
         if patches is not None:
             model.change(patches, on_bytes)
@@ -79,11 +134,6 @@ class WeightStore:
                 model.give_back()
             if model.weights.shared is not None:
                 model.weights.shared.close_gone()
-
-    def add(self, model: LoadedModel) -> None:
-        """Keep them."""
-        model.used = self._now = next(self._clock)
-        self.models[model.key] = model
 
     def forget(self, model: LoadedModel) -> None:
         """Let them go for good, with their modules."""
@@ -108,23 +158,23 @@ class WeightStore:
     def _here(self) -> list[LoadedModel]:
         return [model for model in self.models.values() if model.costs and model.weights.here]
 
-    def _allocate(self, run: Callable[[], None], keep: LoadedModel) -> None:
-        """Run what allocates weights; once more, when all that can go has gone, where the device runs out of memory:
-        what counts as free may lie in recordings, or in pieces. Where the host does, others that stream from there go
-        first."""
+    def _fill(self, model: LoadedModel, on_bytes: OnBytes) -> None:
+        """Bring weights to the device; once more, when all that can go has gone, where it runs out of memory: what
+        counts as free may lie in recordings, or in pieces. Where the host does, others that stream from there go."""
+        fill = partial(model.weights.fill, on_bytes, partial(self.copies.find, model.key))
         try:
-            run()
+            fill()
             return
         except torch.OutOfMemoryError:
-            for model in self._others(keep):
-                model.park(self.copies, ignore)
-            for model in self.models.values():
-                model.forget_recordings()
+            for other in self._others(model):
+                other.park(self.copies, ignore)
+            for each in self.models.values():
+                each.forget_recordings()
             self.clean()
         except OutOfMemoryError:
-            if not self._make_room_on_host(keep):
+            if not self._make_room_on_host(model):
                 raise
-        run()
+        fill()
 
     def _make_room_on_host(self, keep: LoadedModel) -> bool:
         """Let other models' shares of the host's memory go, the least recently used first, until there is room for
@@ -143,8 +193,7 @@ class WeightStore:
         return wanted.has_room()
 
     def give_back(self, model: LoadedModel, park: bool = False) -> int:
-        """Unload one model: weights, and what runs have left behind; what is compiled stays. Every rank calls it.
-        `park` keeps a copy on the host, where it has memory."""
+        """Unload a model and what its runs left, not what is compiled, on every rank. `park`: the host keeps a copy."""
         freed = model.weights.size if model.weights.here else 0
         if park:
             model.park(self.copies, ignore)

@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 MODELS: tuple[ModelSpec, ...] = (
     flux.FLUX, flux.FLUX2, sd3.SD3, wan.WAN, hunyuan_dit.HUNYUAN_DIT, pixart.PIXART, sdxl.SDXL
 )  # fmt: skip
-"""The families that are recognised."""
 _QUANTISED_ENDINGS = (".comfy_quant", ".weight_scale", ".scale_weight", ".weight_scale_2", ".absmax", ".quant_map")
 _DTYPE_NAMES = {"F8_E4M3": "fp8", "F8_E5M2": "fp8", "I8": "int8", "U8": "packed 4 or 8 bit"}
 

@@ -83,13 +83,9 @@ class NetworkReader(Reader):
     `dtype` is that of plain weights, None where the file is quantised and says it itself."""
 
     def __init__(
-        self,
-        file: HostFile,
-        data: Network | None,
-        dtype: torch.dtype | None,
-        fast_float8: bool = False,
+        self, file: HostFile, data: Network | None, dtype: torch.dtype | None, fast_float8: bool = False,
         owned: Owned = None,
-    ):
+    ):  # fmt: skip
         super().__init__(file.path, file.identity, data.blocks if data is not None else (), owned)
         self.data = data
         self._file, self._dtype, self._fast_float8 = file, dtype, fast_float8
@@ -105,8 +101,7 @@ class NetworkReader(Reader):
         return network, find_in(network, left)
 
     def _leave_in_file(self, on_bytes: OnBytes) -> tuple[nn.Module, LeftInFile]:
-        """Load a safetensors file, which the weights are left in; see `LeftInFile`. Nothing is read yet, but `on_bytes`
-        may raise. UnsupportedModelError: ComfyUI cannot read it, with its reason."""
+        """Load a safetensors file, in which the weights are left; nothing is read yet, but `on_bytes` may raise."""
         mapped = MappedFile(self._file.path)
         left = LeftInFile(mapped, lambda: on_bytes(0, self._file.size))
         with left, _made_without_weights(), warnings.catch_warnings():
@@ -126,13 +121,12 @@ class NetworkReader(Reader):
         file, load = self._file, comfy.sd.load_diffusion_model_state_dict
         if "disable_dynamic" in inspect.signature(load).parameters:
             load = functools.partial(load, disable_dynamic=True)
-        options = {"dtype": self._dtype, "fp8_optimizations": self._fast_float8, **more}
-        options["offload_device"] = torch.device("cpu")
+        options = {"dtype": self._dtype, "fp8_optimizations": self._fast_float8, "offload_device": torch.device("cpu")}
         if beside := file.beside & file.outside.keys():  # ComfyUI would leave out what has not the prefix
             kept = {name: state_dict[name] for name in beside}
             state_dict = comfy.utils.state_dict_prefix_replace(state_dict, {file.prefix: ""}, filter_keys=True) | kept
         with comfyuis_reason(said("ComfyUI cannot load {path}", path=file.path)):
-            patcher = load(state_dict, model_options=options, metadata=metadata)
+            patcher = load(state_dict, model_options={**options, **more}, metadata=metadata)
         if patcher is None:
             raise UnsupportedModelError("ComfyUI does not recognise {path}.", "Choose another file.", path=file.path)
         network: nn.Module = patcher.model.diffusion_model
@@ -148,7 +142,6 @@ class NetworkWeights(LoadedWeights):
         self.split = TokenSplit(single_rank_mesh())
         self.own_cache = OwnCache(reader.data)
         self._data = reader.data
-        self._settled: object = None
 
     def prepare(self, network: nn.Module) -> None:
         """Have the ranks share out its tokens, once."""
@@ -158,7 +151,7 @@ class NetworkWeights(LoadedWeights):
             prepare_network(network, self._data, self.split)
         if self.stream is not None:
             self.stream.wrap([network.get_submodule(path) for path in self._reader.blocks(network)])
-        self._stages = Stages(network, self._data, self.split, self._reader.owned)
+        self._stages = Stages(network, self._data, self.split, self.owned)
 
     @property
     def stages(self) -> Stages:
@@ -167,11 +160,9 @@ class NetworkWeights(LoadedWeights):
         return self._stages
 
     def settle(self, patches: object) -> None:
-        """The weights have these patches; what the network keeps of runs was made with those of before, and goes."""
+        """The weights have other patches; what the network keeps of runs was made with those of before, and goes."""
         super().settle(patches)
-        if patches != self._settled:
-            self.own_cache.clear(self.network)
-            self._settled = patches
+        self.own_cache.clear(self.network)
 
     def give_back(self) -> None:
         """Return the memory to the system, and let go of what the network keeps of runs."""

@@ -1,5 +1,4 @@
-"""Which files a model path stands for: one file, or a folder that diffusers saved; whether they were replaced; and what
-is said of one that cannot be read."""
+"""The files of a model path (one, or a folder that diffusers saved); whether they were replaced; errors of reading."""
 
 from __future__ import annotations
 
@@ -121,8 +120,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def expand(path: str | Path) -> Path:
-    """The path with the home folder in place of a tilde. CheckpointError: there is no such home, or the name cannot
-    travel, as it is not UTF-8."""
+    """The path with the home folder in place of a tilde. CheckpointError: no such home, or a name that is not UTF-8."""
     try:
         expanded = Path(path).expanduser()
         str(expanded).encode("utf-8")

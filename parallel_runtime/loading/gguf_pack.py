@@ -38,8 +38,7 @@ class GgufPack:
     sizes: Mapping[int, tuple[int, int]]  # see `check_gguf_header`
 
     def read_file(self, path: Path) -> dict[str, torch.Tensor]:
-        """The weights; see `read`. CheckpointError: missing or damaged. UnsupportedModelError: the pack cannot read
-        them, with its reason."""
+        """The weights. CheckpointError: missing or damaged. UnsupportedModelError: the pack cannot read them."""
         check_gguf_header(path, self.sizes)
         try:
             return self.read(str(path))
@@ -95,8 +94,7 @@ def check_gguf_header(path: Path, sizes: Mapping[int, tuple[int, int]]) -> None:
 
 
 class _Header:
-    """The begin of a file of so many bytes, at most as much as a header may have, read from front to back. Methods
-    raise ValueError where it is wrong."""
+    """The begin of a file of so many bytes, a header at most, read from front to back; ValueError where it is wrong."""
 
     def __init__(self, start: bytes, size: int):
         self._start = start

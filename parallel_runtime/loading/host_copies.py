@@ -25,14 +25,12 @@ def left_free(total: int) -> int:
 
 
 class HostCopies:
-    """The copies that this rank knows of, by what the weights were read from: the bytes of a model's weights as they
-    lie in its region. Pinning one takes seconds, once; without, copies from it are slower. The folder is private to the
-    pool, on this host; None: there are no copies."""
+    """The copies that this rank knows of, by what the weights were read from: their bytes as they lie in the region.
+    Pinning one takes seconds, once; without, copies are slower. The folder is the pool's on this host; None: none."""
 
     def __init__(self, folder: Path | None):
         self._folder = folder
         self._open: dict[Hashable, HostShare] = {}
-        self._made: set[Hashable] = set()  # those that this rank has made; others have them open, too
 
     def find(self, key: Hashable, size: int) -> HostShare | None:
         """A copy that is filled, this rank's or another's."""
@@ -50,7 +48,6 @@ class HostCopies:
             yield None
             return
         self._open[key] = copy
-        self._made.add(key)
         try:
             yield copy
             unfinished = self._path(key).with_suffix(".new")
@@ -81,8 +78,7 @@ class HostCopies:
         """Let this rank's part of a copy go; its memory is free when every rank has. No tensor may lie over it."""
         if (copy := self._open.pop(key, None)) is None:
             return
-        if key in self._made:
-            self._made.remove(key)
+        if copy.own:
             self._path(key).with_suffix(".copy").unlink(missing_ok=True)
             self._path(key).unlink(missing_ok=True)
         copy.close()

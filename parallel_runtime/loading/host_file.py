@@ -39,8 +39,7 @@ class HostFile:
     identity: Identity
     config: Any  # ComfyUI's model configuration; its types are not chosen yet
     state_dict: dict[str, torch.Tensor]
-    """Without the prefix of a checkpoint, in the names of ComfyUI's class; tensors of some size are on the meta device,
-    and those of a GGUF file mapped and not read."""
+    """Without a prefix, by ComfyUI's names; large ones are on the meta device, or mapped from a GGUF file."""
     size: int  # bytes of the weights in the file
     stored: torch.dtype | None  # the type that most weights have; None where they are quantised
     prefix: str = ""  # what the network's names have in a checkpoint

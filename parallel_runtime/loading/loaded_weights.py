@@ -2,8 +2,7 @@
 
 All of a network's parameters and buffers lie in one region of the device (arena.py), so that it can go to the host and
 come back, and compiled code and recordings see the same addresses. Of weights that come block by block a rank keeps a
-share; the blocks' matrices are views of slots there, which a stream fills while the network runs (streaming/).
-"""
+share; the blocks' matrices are views of slots there, which a stream fills while the network runs (streaming/)."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from ..streaming.block_stream import BlockStream
 from ..streaming.dealer import Dealer
 from ..streaming.share_memory import HostShare
 from ..streaming.shared_blocks import SharedBlocks
-from .reading import Find, OnBytes, Piece, Place, Reader, ignore, read, split, to_device, to_host
+from .reading import Find, OnBytes, Piece, Reader, ignore, read, split, to_device, to_host
 from .weight_parts import alike, as_parameter, made_of, parts, put, weights_of
 
 
@@ -29,16 +28,14 @@ class LoadedWeights:
 
     def __init__(self, reader: Reader, device: torch.device, dealer: Dealer | None = None):
         self.device = device
+        # Something was changed elsewhere than in place: what was recorded is void. Who reads it sets it back.
         self.moved = False
-        """Something was changed elsewhere than in place: what was recorded over these weights is void. Who reads it
-        sets it back."""
         self.size = 0  # bytes on the device
         self.here = False  # on the device, and the network can run
         self.keeps_addresses = False  # when they come back, so that recordings stay valid
         self.stream: BlockStream | None = None  # brings blocks when they run, if any do
         self.shared: SharedBlocks | None = None  # what other ranks read of them, if anything
-        self._reader = reader
-        self._dealer = dealer
+        self._reader, self._dealer, self.owned = reader, dealer, reader.owned
         self._arena: Arena | None = None
         self._network: nn.Module | None = None
         self._tensors: dict[str, torch.Tensor] = {}  # as they were placed
@@ -54,9 +51,9 @@ class LoadedWeights:
         return self._network
 
     def fill(self, on_bytes: OnBytes, parked: Callable[[int], HostShare | None] = lambda size: None) -> None:
-        """Bring them to the device, where they are not: from what `parked` finds on the host for a region of so many
-        bytes, else from the file. Raises as `Reader.open`, torch.OutOfMemoryError and OutOfMemoryError where there is
-        no memory, and what `on_bytes` raises to give up; nothing is on the device then."""
+        """Bring them to the device: from what `parked` finds on the host for a region of so many bytes, else from the
+        file. Raises as `Reader.open`, torch.OutOfMemoryError and OutOfMemoryError where there is no memory, and what
+        `on_bytes` raises to give up; nothing is on the device then."""
         try:
             find = self._make(on_bytes) if self._network is None else None
             assert self._arena is not None
@@ -69,24 +66,19 @@ class LoadedWeights:
             else:
                 self._read(find or self._reader.open(on_bytes)[1], on_bytes)
             self.prepare(self.network)
+            self.settle(UNPATCHED.names)
         except BaseException:
             self.give_back()
             raise
         self.here = True
-        self.settle(UNPATCHED.names)
 
     def prepare(self, network: nn.Module) -> None:
         """Called when the network has its weights."""
 
     def save(self, host: torch.Tensor, on_bytes: OnBytes) -> None:
-        """Copy them to the host, (region,) uint8, as they lie in the region."""
+        """Copy them to the host, (size,) uint8, as they lie in the region; not where others read of them."""
         assert self._arena is not None
         to_host(host, self._arena.memory[: self.size], on_bytes)
-
-    @property
-    def region(self) -> int:
-        """Bytes that `save` copies; 0 where there is nothing to be parked."""
-        return self.size if self.here and self.shared is None else 0
 
     def give_back(self) -> None:
         """Return their memory to the system; the network stays, and is not to be run or read."""
@@ -104,7 +96,7 @@ class LoadedWeights:
             self._arena.give_back()
 
     def settle(self, patches: object) -> None:
-        """They have these patches now, as all ranks name them: others may read what they read of them."""
+        """They have other patches now, as all ranks name them: others may read what they read of them."""
         self._reopened = None
         if self.shared is not None:
             self.shared.filled(repr(patches))
@@ -118,8 +110,6 @@ class LoadedWeights:
         for name, weight in self._tensors.items():
             put(network, name, weight)
         return network
-
-    # Patches
 
     def now(self, name: str) -> torch.Tensor:
         """One of the network's weights as it is."""
@@ -176,36 +166,24 @@ class LoadedWeights:
 
     def read_again(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """What the file has of these."""
-        found = {name: self._tensors[name] for name in names if is_of_gguf(self._tensors[name])}
-        if not (rest := [name for name in names if name not in found]):
-            return found
-        if self._reopened is None:
-            _, self._reopened = self._reader.open(ignore)
-        pieces: list[Piece] = []
-        for name in rest:
-            weight = self._tensors[name]
-            copies = [torch.empty_like(part) for part in parts(weight)]
-            for index, part in enumerate(copies):
-                pieces += _fill(self._reopened, name, index, part)
-            found[name] = made_of(weight, copies)
-        read(pieces, ignore)
+        found, pieces = dict[str, torch.Tensor](), list[Piece]()
+        for name in names:
+            found[name] = weight = self._tensors[name]
+            if not is_of_gguf(weight):
+                self._reopened = find = self._reopened or self._reader.open(ignore)[1]
+                copies = [torch.empty_like(part) for part in parts(weight)]
+                for index, part in enumerate(copies):
+                    pieces += split(find(name, index), part)
+                found[name] = made_of(weight, copies)
+        if pieces:
+            read(pieces, ignore)
         return found
-
-    # Making and reading
 
     def _make(self, on_bytes: OnBytes) -> Find:
         """Give the network's tensors their places."""
         network, find = self._reader.open(on_bytes)
         weights = dict(weights_of(network))
-        coming = self._dealer.coming(self._reader.blocks(network)) if self._dealer is not None else []
-        # Of a block that comes biases, norms and scales are next to nothing, and stay.
-        numbers = {name: parts(weight)[0] for name, weight in network.named_parameters(remove_duplicate=False)}
-        matrices = {name: each.nbytes for name, each in numbers.items() if each.ndim > 1}
-        sizes = []
-        for block, path in enumerate(coming):
-            inside, size = lay_out({name: each for name, each in matrices.items() if name.startswith(f"{path}.")})
-            self._places |= {name: (block, start) for name, start in inside.items()}
-            sizes.append(size)
+        sizes = self._place_coming(network, self._dealer) if self._dealer is not None else []
         own: dict[Hashable, int] = {
             (name, index): part.nbytes
             for name, weight in weights.items()
@@ -238,14 +216,23 @@ class LoadedWeights:
         self.keeps_addresses = arena.keeps_addresses and self.shared is None
         return find
 
+    def _place_coming(self, network: nn.Module, dealer: Dealer) -> list[int]:
+        """Find places for matrices that come; bytes of each block. Biases, norms and scales are few, and stay."""
+        numbers = {name: parts(weight)[0] for name, weight in network.named_parameters(remove_duplicate=False)}
+        matrices = {name: each.nbytes for name, each in numbers.items() if each.ndim > 1}
+        sizes = []
+        for block, path in enumerate(dealer.coming(self._reader.blocks(network))):
+            inside, size = lay_out({name: each for name, each in matrices.items() if name.startswith(f"{path}.")})
+            self._places |= {name: (block, start) for name, start in inside.items()}
+            sizes.append(size)
+        return sizes
+
     def _read(self, find: Find, on_bytes: OnBytes) -> None:
         pieces: list[Piece] = []
         for name, weight in self._tensors.items():
             for index, part in enumerate(parts(weight)):
-                if index or name not in self._places:
-                    pieces += _fill(find, name, index, part)
-                else:
-                    pieces += self._own_pieces(find, name, part)
+                own = index == 0 and name in self._places
+                pieces += self._own_pieces(find, name, part) if own else split(find(name, index), part)
         read(sorted(pieces, key=lambda piece: (piece.file, piece.start)), on_bytes)
 
     def _own_pieces(self, find: Find, name: str, matrix: torch.Tensor) -> list[Piece]:
@@ -261,12 +248,3 @@ class LoadedWeights:
             return []
         skipped = (low - start) // matrix.dtype.itemsize * found.stored.itemsize
         return split(replace(found, start=found.start + skipped), memory.view(matrix.dtype))
-
-
-def _fill(find: Find, name: str, index: int, part: torch.Tensor) -> list[Piece]:
-    """What fills a part; nothing where it has its numbers now."""
-    found = find(name, index)
-    if isinstance(found, Place):
-        return split(found, part.view(-1))
-    part.copy_(found)
-    return []

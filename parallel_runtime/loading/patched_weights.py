@@ -42,40 +42,38 @@ class PatchedWeights:
         if wanted.names == self._now:
             return
         self._now = None
-        kept = self._state(wanted)
+        weights, kept = self._weights, self._state(wanted)
         patches, hooks = wanted.patches.weights, wanted.hooks.weights
-        names = [name for name in {**patches, **hooks} if self._weights.keeps(name)]
-        asked = {name: (patches.get(name), hooks.get(name)) for name in names}
+        asked = {name: (patches.get(name), hooks.get(name)) for name in {**patches, **hooks} if weights.keeps(name)}
         unlike = [name for name in {**asked, **self._has} if asked.get(name) != self._has.get(name)]
         computing = Computing(self._device, wanted.patches, wanted.hooks)
-        *starts, total = itertools.accumulate((self._weights.now(each).shape.numel() * 4 for each in unlike), initial=0)
+        *starts, total = itertools.accumulate((weights.now(each).shape.numel() * 4 for each in unlike), initial=0)
 
         def write(name: str, original: torch.Tensor | None) -> None:
             if (weight := kept.get(name)) is None:
                 assert original is not None
-                owner = self._weights.network.get_submodule(name.rpartition(".")[0])
-                weight = computing.weight(name, original, owner)
+                weight = computing.weight(name, original, weights.network.get_submodule(name.rpartition(".")[0]))
                 if wanted.names in self._kept and has_room([weight], self._device):
                     kept[name] = weight
             self._has.setdefault(name, (None, None))  # if writing it fails, it is written again
-            self._weights.put(name, weight)
+            weights.put(name, weight)
             self._has[name] = asked[name]
 
         for _, batch in itertools.groupby(zip(unlike, starts, strict=True), lambda each: each[1] // _BATCH):
             begins = dict(batch)
-            needed = [name for name in begins if name not in self._has or name not in kept]
-            originals = self.originals(needed, [name for name in needed if name in self._has])
+            originals = self.originals([name for name in begins if name not in self._has or name not in kept])
             for name, start in begins.items():
                 on_bytes(start, total)
                 if name in asked:
                     write(name, originals.pop(name, None))
                 else:
-                    self._weights.put_file(name, originals.pop(name))
+                    weights.put_file(name, originals.pop(name))
                     self._originals.pop(name, None)
                     del self._has[name]
         self._wrap(wanted.patches)
         if not self._has:
             self._originals.clear()
+        weights.settle(wanted.names)
         self._now = wanted.names
 
     def forget(self) -> None:
@@ -115,9 +113,9 @@ class PatchedWeights:
             self._bypasses.callback(add_bypass(layer, name, adapter, strength, self._device))
         self._wrapped = patches.bypass
 
-    def originals(self, names: Sequence[str], patched: Sequence[str]) -> dict[str, torch.Tensor]:
-        """What the file has of these weights, of which `patched` are changed: kept where there is room, or read."""
-        weights, changed = self._weights, set(patched)
+    def originals(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """What the file has of these weights, changed or not: kept where there is room, or read."""
+        weights, changed = self._weights, self._has.keys()
         found = {name: weights.now(name).detach() for name in names if name not in changed and not weights.comes(name)}
         if has_room(found.values(), self._device):
             self._originals |= {name: weight.clone() for name, weight in found.items()}

@@ -70,8 +70,7 @@ Owned = tuple[int, int] | None  # (start, stop) of the blocks that this rank has
 
 
 class Reader(ABC):
-    """Who reads a model's file, which was recognised when it had this stamp; `lists` are its blocks in the order in
-    which they run, () where they are not known."""
+    """Who reads a model's file, recognised when it had this stamp; `lists` are its blocks as they run, if known."""
 
     def __init__(self, path: str | Path, stamp: Identity, lists: Sequence[Blocks] = (), owned: Owned = None):
         self.owned = owned
@@ -96,13 +95,14 @@ class Reader(ABC):
         return [f"{path}.{name}" for path in paths for name, _ in network.get_submodule(path).named_children()]
 
 
-def split(place: Place, target: torch.Tensor) -> list[Piece]:
-    """Numbers of a file and where they go, (numbers,), as pieces."""
-    width, most = place.stored.itemsize, BUFFER // place.stored.itemsize
-    return [
-        Piece(place.file, place.start + first * width, place.stored, target[first : first + most])
-        for first in range(0, target.numel(), most)
-    ]
+def split(found: Place | torch.Tensor, target: torch.Tensor) -> list[Piece]:
+    """Numbers of a file and where they go, as pieces; of such on the host none, as they are copied now."""
+    if isinstance(found, torch.Tensor):
+        target.copy_(found)
+        return []
+    flat, width, most = target.view(-1), found.stored.itemsize, BUFFER // found.stored.itemsize
+    starts = range(0, flat.numel(), most)
+    return [Piece(found.file, found.start + at * width, found.stored, flat[at : at + most]) for at in starts]
 
 
 def read(pieces: Sequence[Piece], on_bytes: OnBytes) -> None:

@@ -126,8 +126,7 @@ def check_patches(patches: Mapping[Any, Any]) -> None:
 
 
 def read_set(name: str, content: torch.Tensor, factors: Mapping[str, torch.Tensor]) -> PatchSet:
-    """The set whose `to_bytes` gave the content; the factors are at least those that it names. RequestError: it is not
-    what its name says, or a factor is missing."""
+    """The set whose `to_bytes` gave the content. RequestError: it is not what its name says, or a factor is missing."""
     text = content.cpu().numpy().tobytes()
     if hashlib.sha256(text).hexdigest()[:32] != name:
         raise RequestError("The workers were sent weight patches that are not what they say.", "Report this.")

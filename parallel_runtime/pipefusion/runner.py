@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..denoising.predict import Call, own_calls
 from ..mesh.launched import MESSAGE, count
-from ..mesh.mesh import Link, Links
+from ..mesh.mesh import Link
 from ..networks.latent_patches import Patch, cut_patches
 from ..networks.network import Network
 from ..networks.shares import gather_batch
@@ -24,13 +24,12 @@ class StageRunner:
     """Runs one stage of one request, whose blocks the network has. A branch's forward sees something like x (B, C, ...)
     in shape, dtype and device; it is cut into so many patches, and may `keep` keys and values between evaluations."""
 
-    def __init__(
-        self, network: Network, links: Links, branches: Sequence[Conditioning], x: Tensor, patches: int, keep: bool
-    ):
+    def __init__(self, network: Network, branches: Sequence[Conditioning], x: Tensor, patches: int, keep: bool):
         self.mesh = mesh = network.mesh
+        assert mesh.links is not None
         self._network, self._x, self._keep = network, x, keep
         self.batch, self.total = x.shape[0], x.shape[0] * len(branches)
-        self.inbox, self.outbox = Inbox(links.previous, x.device), Outbox(links.following)
+        self.inbox, self.outbox = Inbox(mesh.links.previous, x.device), Outbox(mesh.links.following)
         self.first = mesh.coordinate["pipe"] == 0
         self.last = mesh.coordinate["pipe"] == mesh.plan.pipe - 1
         self.patches = cut_patches(tuple(x.shape), network.token, patches)

@@ -22,9 +22,8 @@ from .samplers import Evaluation
 
 @dataclass(frozen=True)
 class Prediction:
-    """A parameterization. All functions work position by position; sigma is 0-dim, on x's device: what the transformer
-    sees of (x, sigma); the denoised latent, in x's dtype, of (x, output, sigma); the point of the noise path at sigma
-    of (latent, noise, sigma)."""
+    """A parameterization, position by position; sigma is 0-dim, on x's device: what the transformer sees of (x, sigma);
+    the denoised latent, in x's dtype, of (x, output, sigma); the point of the noise path of (latent, noise, sigma)."""
 
     name: str
     model_input: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -72,13 +71,8 @@ def check_guidance(branches: int, cfg: float) -> None:
     """RequestError, before the first evaluation, for a CFG that is no number, or needs a branch that is missing."""
     if not math.isfinite(cfg):
         raise RequestError("CFG is {cfg}, which is no number.", "Set it to a number.", cfg=cfg)
-    if branches == 1 and not _is_one(cfg):
+    if branches == 1 and not math.isclose(cfg, 1.0):
         raise RequestError("CFG {cfg} needs a negative conditioning.", "Connect one, or set CFG to 1.", cfg=f"{cfg:g}")
-
-
-def _is_one(cfg: float) -> bool:
-    """Whether the unconditional branch changes nothing; ComfyUI does not evaluate it then."""
-    return math.isclose(cfg, 1.0)
 
 
 @dataclass(frozen=True)
@@ -108,11 +102,9 @@ class Inpaint:
 
 @dataclass(frozen=True)
 class Denoiser:
-    """`denoise(evaluation)`: what samplers call, made of `predict`, which may return a lower precision. Works on any
-    part of a latent. `timesteps`, (steps + 1,) float32 on x's device, are ComfyUI's for each sigma of the run.
-
-    A pipeline, in which other ranks run the transformer, uses `masked`, `model_input` and `finish` instead of the call.
-    """
+    """`denoise(evaluation)`: what samplers call, made of `predict`, which may return a lower precision; for any part of
+    a latent. `timesteps`, (steps + 1,) float32 on x's device, are ComfyUI's for each sigma of the run. A pipeline, in
+    which other ranks run the transformer, uses `masked`, `model_input` and `finish` instead of the call."""
 
     predict: Predict
     prediction: Prediction
@@ -140,7 +132,7 @@ class Denoiser:
     def finish(self, masked: Evaluation, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the denoised latent from the outputs of the CFG branches, read against the latent before scaling."""
         denoised, *others = (self.prediction.denoised(masked.x, output, masked.sigma) for output in outputs)
-        if not _is_one(self.cfg):  # Ho & Salimans 2022
+        if not math.isclose(self.cfg, 1.0):  # Ho & Salimans 2022; at 1 ComfyUI evaluates no other branch
             (uncond,) = others
             denoised = uncond + (denoised - uncond) * self.cfg
         return denoised if self.inpaint is None else self.inpaint.after(denoised)

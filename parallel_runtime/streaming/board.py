@@ -1,5 +1,4 @@
-"""What ranks of one host tell one another about their shares of a model without a collective: words in shared memory,
-which their rank alone writes."""
+"""What ranks of one host tell each other of their shares without a collective: words in memory that one rank writes."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ _LAZY_PEER_ACCESS = 1
 
 
 class HostShare:
-    """Memory of the host, an anonymous file (memfd), so that nothing is left behind however a pool ends. With another
-    rank's descriptor it is that one's. `address`: where others of the host find it, in words without spaces."""
+    """Memory of the host, an anonymous file (memfd), so that nothing is left behind however a pool ends: this rank's
+    `own`, or by another's descriptor that one's. `address`: where others find it, in words without spaces."""
 
     def __init__(self, size: int, descriptor: int | None = None):
-        size = max(size, 1)
+        size, self.own = max(size, 1), descriptor is None
         if descriptor is None:
             descriptor = os.memfd_create("parallel-dit-share", os.MFD_CLOEXEC)
             os.truncate(descriptor, size)

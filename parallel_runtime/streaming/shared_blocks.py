@@ -38,6 +38,7 @@ class SharedBlocks:
         spans = [[aligned(stop - start) for start, stop in pieces] for pieces in self._pieces]
         self._starts = [list(accumulate(each, initial=0)) for each in spans]
         self._own: HostShare | DeviceShare | None = None
+        self._other_ranks = [rank for rank in range(dealer.ranks) if rank != dealer.rank]
         self._boards: dict[int, Board] = {}
         self._others: dict[int, tuple[int, OtherShare | None]] = {}  # no share: its rank has let it go
 
@@ -76,12 +77,12 @@ class SharedBlocks:
 
     def is_nowhere(self) -> bool:
         """Whether no rank has a share any more."""
-        return self._own is None and not any(self._path(rank).exists() for rank in self._other_ranks())
+        return self._own is None and not any(self._path(rank).exists() for rank in self._other_ranks)
 
     def _wanted_of_host(self) -> int:
         """Bytes that this rank and the others have yet to fill: all of them begin at about the same time."""
         wanted = self.size
-        for rank in self._other_ranks():
+        for rank in self._other_ranks:
             try:
                 wanted += unfilled_bytes(self._path(rank).read_text().split()[1])
             except FileNotFoundError:  # not made yet, or let go
@@ -124,10 +125,9 @@ class SharedBlocks:
         state = self.state
         assert state, "a share that is not filled"
         moved = False
-        for rank in self._other_ranks():
+        for rank in self._other_ranks:
             if rank not in self._boards:
-                path = self._path(rank)
-                wait_for(path, lambda told: told.exists(), f"worker {rank} to have memory for its share")
+                wait_for(self._path(rank), Path.exists, f"worker {rank} to have memory for its share")
             board = self._board(rank)
             wait_for(board.words, lambda told: told[STATE] == state, f"worker {rank} to have its share of the weights")
             moved |= self._open(rank, board)
@@ -166,8 +166,7 @@ class SharedBlocks:
             self._others[rank] = (made, None)  # another one will be elsewhere
 
     def give_back(self) -> None:
-        """Let the share go, and those of the others. Of shares on devices every rank does so in the same request;
-        PoolError where another one does not."""
+        """Let all shares go: those on devices by every rank in the same request, PoolError where one does not."""
         if self._own is None:
             return
         self.board.words[STATE] = 0
@@ -186,12 +185,9 @@ class SharedBlocks:
         if self.dealer.folder is not None:
             self._path(self.dealer.rank).unlink(missing_ok=True)
 
-    def _other_ranks(self) -> list[int]:
-        return [rank for rank in range(self.dealer.ranks) if rank != self.dealer.rank]
-
     def _wait_for_readers(self, there: Callable[[memoryview], bool], what: str) -> None:
         """For all that have a share: they may read from this one, which need not have read from theirs."""
-        for rank in self._other_ranks():
+        for rank in self._other_ranks:
             with suppress(FileNotFoundError):  # it has made none, or lets it go at this moment and reads no more
                 wait_for(self._board(rank).words, there, f"worker {rank} {what}")
 

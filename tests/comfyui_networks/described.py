@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.engine.family import Family
+from parallel_runtime.engine.opened import Family
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.facts import describe_network
 from parallel_runtime.requests.facts import Seen

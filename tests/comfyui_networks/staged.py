@@ -90,7 +90,7 @@ def run_flux(rank: int, world_size: int, comfyui: str, cases: list[dict[str, Any
             for context, extras in zip(inputs["contexts"], inputs["extras"], strict=True)
         ]
         network: Any = TinyStage(comfyui_flux(), mesh)
-        runner = StageRunner(network, mesh.links, branches, inputs["x"], plan.patches, keep=True)
+        runner = StageRunner(network, branches, inputs["x"], plan.patches, keep=True)
         tensors = {"x": inputs["x"], "sigmas": inputs["sigmas"], "timesteps": inputs["sigmas"]}
         denoising = Denoising(request, torch.float32)
         latent = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, Quiet()).run()
@@ -134,7 +134,7 @@ def run_tiny(rank: int, world_size: int, comfyui: str, names: list[str], stages:
         given = {key: value for key, value in arguments.items() if key not in ("x", "timestep")}
         x = arguments["x"] if mesh.coordinate["pipe"] == 0 else torch.full_like(arguments["x"], float("nan"))
         network: Any = TinyStage(tiny.network, mesh)
-        runner = StageRunner(network, mesh.links, [Conditioning(given)], x, plan.patches, keep=True)
+        runner = StageRunner(network, [Conditioning(given)], x, plan.patches, keep=True)
         worst = []
         for patch in (None, *runner.patches):
             runner.expect(patch)

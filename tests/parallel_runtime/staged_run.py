@@ -12,9 +12,9 @@ from benchmarks.lone_stage import stage_of
 from parallel_runtime.config import ParallelConfig, ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.denoising.predict import Call, Predictor
-from parallel_runtime.engine.family import DiffusersFamily
+from parallel_runtime.engine.opened import DiffusersFamily
 from parallel_runtime.engine.rank_state import Meshes
-from parallel_runtime.engine.resident import Resident
+from parallel_runtime.engine.residency import Resident
 from parallel_runtime.engine.weight_store import WeightStore
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
@@ -112,7 +112,7 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
         ]
         with torch.no_grad():
             if case.get("forward"):
-                runner = StageRunner(stage, stage.mesh.links, branches[:1], inputs["x"], 1, keep=False)
+                runner = StageRunner(stage, branches[:1], inputs["x"], 1, keep=False)
                 timestep = torch.full((inputs["x"].shape[0],), 0.7)
                 result = forward_once(runner, inputs["x"], timestep)
             else:
@@ -131,7 +131,7 @@ def _sample(
     dtype: torch.dtype,
 ) -> Any:
     denoising = Denoising(sample_request(case), dtype)
-    runner = StageRunner(stage, stage.mesh.links, branches, inputs["x"].to(dtype), plan.patches, keep=True)
+    runner = StageRunner(stage, branches, inputs["x"].to(dtype), plan.patches, keep=True)
     tensors = {"x": inputs["x"], "sigmas": inputs["sigmas"], "timesteps": inputs["sigmas"]}
     return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, Quiet()).run()
 
@@ -158,7 +158,7 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
         if mesh.links is None:
             output = Predictor(network, mesh)([Call(x, timestep, text)])[0]
         else:
-            runner = StageRunner(network, mesh.links, [text], x, 1, keep=False)
+            runner = StageRunner(network, [text], x, 1, keep=False)
             with torch.no_grad():
                 output = forward_once(runner, x, timestep)
             assert resident.network is not None

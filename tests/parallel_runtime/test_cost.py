@@ -13,7 +13,7 @@ import torch
 from benchmarks.flux_facts import FLUX_DEV, flux_request
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.engine import measure
-from parallel_runtime.engine.family import DiffusersFamily
+from parallel_runtime.engine.opened import DiffusersFamily
 from parallel_runtime.exchange import grown_memory
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.facts import describe

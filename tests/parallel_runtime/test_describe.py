@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parallel_runtime.engine.family import DiffusersFamily
+from parallel_runtime.engine.opened import DiffusersFamily
 from parallel_runtime.networks.facts import describe_request
 from parallel_runtime.requests.facts import Seen
 from tests.families import FAMILIES, build, facts_of, run

@@ -114,7 +114,7 @@ def run_stages(rank: int, world_size: int) -> dict[str, Any]:
         for number, call in enumerate(family.calls):
             given = dict(call)
             x, timestep = given.pop("x"), given.pop("timestep")
-            result = forward_once(StageRunner(stage, mesh.links, [Conditioning(given)], x, 1, keep=False), x, timestep)
+            result = forward_once(StageRunner(stage, [Conditioning(given)], x, 1, keep=False), x, timestep)
             if result is not None:
                 outputs[f"{name} {number}"] = result
     return outputs

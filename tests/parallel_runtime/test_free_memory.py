@@ -78,7 +78,7 @@ def test_ranks_with_unlike_free_memory_load_alike_by_the_least_of_those_that_are
     config = configs.pop()
     assert config.weights == ("host" if ranks == 2 else "auto")  # of three, one has no room for any way
     assert config.held == ((5 - config.resident, 0) if ranks == 2 else ())  # the first has room for all blocks
-    sizes = [engine.residency.get("m").size for engine in pool.engines[:ranks]]
+    sizes = [engine.residency.get("m").loaded_model.weights.size for engine in pool.engines[:ranks]]
     assert sizes[0] == pytest.approx(whole, rel=0.1)
     assert (sizes[1] < has[1]) == (ranks == 2)
     assert pool.engines[0].machine.free_each == ()  # later requests find other models here
@@ -92,7 +92,7 @@ def test_what_the_pool_itself_would_let_go_counts_as_free(tmp_path, monkeypatch)
     rank = Rank()
     store = rank.engine.residency.store
     rank.load(path)
-    size = rank.engine.residency.get(str(path)).size
+    size = rank.engine.residency.get(str(path)).loaded_model.weights.size
     monkeypatch.setattr(memory, "free_bytes", lambda device: 3 * GIB + 5 - size * len(rank.here()))
     assert store.could_have() == pytest.approx(3 * GIB, abs=10_000)
     rank.engine.residency.give_back(str(path))
@@ -112,6 +112,6 @@ def test_room_is_asked_for_what_the_plan_has_on_a_gpu_not_for_the_whole_model(tm
         load = Load(weights, str(path), "float32", config, 1, CPU_FACTS)
         surveyed(load, lambda asked: SimpleNamespace(answer=rank.run(asked)[0]), rooms.append)
         rank.load(path, weights, weights=weights)
-        assert rank.engine.residency.get(weights).size == pytest.approx(rooms[-1], rel=0.1)
+        assert rank.engine.residency.get(weights).loaded_model.weights.size == pytest.approx(rooms[-1], rel=0.1)
     whole, host = rooms
     assert host < whole * 0.7

@@ -62,7 +62,7 @@ def test_gpu_memory_goes_back_to_the_system_when_a_model_is_unloaded(files):
     rank = GpuRank()
     for _ in range(2):
         rank.load(files[0])
-        size = rank.engine.residency.get(str(files[0])).size
+        size = rank.engine.residency.get(str(files[0])).loaded_model.weights.size
         expected = [rank.forward(files[0]) for _ in range(4)]
         assert all(torch.equal(each, expected[0]) for each in expected)
         assert count_recordings(rank.engine, str(files[0])) == 1

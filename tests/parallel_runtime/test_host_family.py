@@ -2,7 +2,7 @@
 
 import torch
 
-from parallel_runtime.engine.family import Family
+from parallel_runtime.engine.opened import Family
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.requests.conditioning import Conditioning
 

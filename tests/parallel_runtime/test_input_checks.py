@@ -12,7 +12,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.denoising.denoise import INPAINT
 from parallel_runtime.engine.engine import Engine
-from parallel_runtime.engine.family import DiffusersFamily
+from parallel_runtime.engine.opened import DiffusersFamily
 from parallel_runtime.errors import RequestError
 from parallel_runtime.networks.diffusers.wan import WAN
 from parallel_runtime.requests.conditioning import Conditioning, refer

@@ -77,7 +77,7 @@ diffusers = import_diffusers()
 diffusers.utils.USE_PEFT_BACKEND = True  # as where peft is installed
 leave_out_unused_packages()
 import torch
-from parallel_runtime.engine.family import DiffusersFamily
+from parallel_runtime.engine.opened import DiffusersFamily
 from parallel_runtime.requests.conditioning import Conditioning
 from tests.families import FAMILIES
 for name, family in FAMILIES.items():

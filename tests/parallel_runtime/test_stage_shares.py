@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.lone_stage import stage_of
-from parallel_runtime.engine.family import DiffusersFamily
+from parallel_runtime.engine.opened import DiffusersFamily
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.planning.cost import kept_bytes
 from parallel_runtime.planning.cut import assign_blocks
@@ -57,5 +57,5 @@ def test_the_predicted_keys_and_values_are_what_a_stage_keeps_or_a_little_more(n
     shapes = Seen(tuple(family.call["context"].shape), (tuple(family.call["x"].shape),))
     request = DiffusersFamily(spec, family.config).describe(shapes, batch=1, steps=4)
     predicted = kept_bytes(facts, (0, facts.blocks), len(family.call["x"]) * (request.tokens + request.text_tokens))
-    kept = measure_kept(lambda: run_family(family, stage_of(module, spec, mesh), None))
+    kept = measure_kept(lambda: run_family(family, stage_of(module, spec, mesh)))
     assert 0 < kept <= predicted < 1.2 * kept

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parallel_runtime.engine.resident import Resident
+from parallel_runtime.engine.residency import Resident
 from parallel_runtime.gpu_memory.arena import PlainArena
 from parallel_runtime.loading import loaded_weights
 from parallel_runtime.loading.checkpoint import CheckpointReader, open_checkpoint

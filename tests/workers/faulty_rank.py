@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime.engine.engine import Engine
-from parallel_runtime.engine.prepared import Prepared
+from parallel_runtime.engine.rank_state import Prepared
 from parallel_runtime.errors import RequestError
 from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import Answer, Finished, Load, Loaded, Request, Sample, Step

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from parallel_runtime.engine.engine import Engine
-from parallel_runtime.engine.prepared import Prepared
+from parallel_runtime.engine.rank_state import Prepared
 from parallel_runtime.requests.conditioning import OPTIONS, refer
 from parallel_runtime.requests.patches import CARRIED, PATCHES, Attached, Patch
 from parallel_runtime.requests.requests import Finished

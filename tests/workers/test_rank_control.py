@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from parallel_runtime.denoising import progress
-from parallel_runtime.engine.prepared import Prepared
+from parallel_runtime.engine.rank_state import Prepared
 from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import Finished, Release
 from workers.rank import rank as rank_module

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.engine.prepared_load import prepare_patches
+from parallel_runtime.engine.rank_state import Prepared
 from parallel_runtime.requests.comfyui_code import ComfyuiCode
 from parallel_runtime.requests.requests import Finished, KeepPatches
 from workers.rank.rank import Rank

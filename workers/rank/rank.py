@@ -15,7 +15,7 @@ import torch.distributed as dist
 from parallel_runtime import memory
 from parallel_runtime.denoising.progress import StepTelling
 from parallel_runtime.engine.engine import Engine
-from parallel_runtime.engine.prepared import Prepared
+from parallel_runtime.engine.rank_state import Prepared
 from parallel_runtime.errors import NotLoadedError, ParallelError, PeerFailedError
 from parallel_runtime.mesh.launched import launched
 from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages
