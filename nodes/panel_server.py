@@ -17,7 +17,6 @@ from workers.state_folder import read_newest
 
 from .model_nodes import REFUSED
 from .panel.actions import ACTIONS
-from .panel.settings import wished_config
 from .panel.status import clean, read_status, write_diagnostics
 
 log = logging.getLogger("parallel_dit")
@@ -64,7 +63,7 @@ def _answer(read: Callable[[], dict[str, Any]]) -> Callable[[web.Request], Await
 def _action(name: str) -> Callable[[web.Request], Awaitable[web.Response]]:
     def run(wishes: dict[str, Any]) -> ParallelError | None:
         try:
-            ACTIONS[name](wishes, wished_config(None))
+            ACTIONS[name](wishes)
         except ParallelError as error:
             log.warning("Parallel DiT: %s: %s", name, error)
             return error

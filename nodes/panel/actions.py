@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError
 
+from .settings import wished_config
+
 if TYPE_CHECKING:
     from workers.client.client import PoolClient
 
 
-def start(wishes: dict[str, Any], default: ParallelConfig) -> None:
+def start(wishes: dict[str, Any]) -> None:
     """Start the pool of `devices`, or of the default configuration. Raises ParallelError where it cannot."""
     from workers.client.pool_registry import get_pool
 
     devices = wishes.get("devices")
-    get_pool(ParallelConfig(devices=devices) if devices else default).start()
+    get_pool(ParallelConfig(devices=devices) if devices else wished_config(None)).start()
 
 
-def stop(wishes: dict[str, Any], default: ParallelConfig, again: bool = False) -> None:
+def stop(wishes: dict[str, Any], again: bool = False) -> None:
     """End pools, whatever they do, and start them again, if wished, or raise ParallelError: `pool`, or all."""
     for pool in _chosen(wishes):
         pool.stop()
@@ -29,7 +31,7 @@ def stop(wishes: dict[str, Any], default: ParallelConfig, again: bool = False) -
             pool.start()
 
 
-def release(wishes: dict[str, Any], default: ParallelConfig, keep: bool) -> None:
+def release(wishes: dict[str, Any], keep: bool) -> None:
     """Take models from the devices, to keep them on the host or to forget them: those of `pool`, of `model`, or all."""
     name = wishes.get("model")
     for pool in _chosen(wishes):
@@ -41,7 +43,7 @@ def release(wishes: dict[str, Any], default: ParallelConfig, keep: bool) -> None
                 pool.release(vae)
 
 
-ACTIONS: dict[str, Callable[[dict[str, Any], ParallelConfig], None]] = {
+ACTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
     "start": start,
     "park": partial(release, keep=True),
     "unload": partial(release, keep=False),

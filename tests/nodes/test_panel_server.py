@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nodes.panel import settings
+from nodes.panel.actions import ACTIONS
 from nodes.panel.settings import default_config
 from nodes.panel.status import _models, clean, read_gpus, share_out
 from parallel_runtime.errors import ConfigurationError
@@ -64,6 +66,18 @@ def test_settings_give_the_default_configuration_and_wrong_ones_are_told():
     for wrong in ({"ParallelDiT.DefaultDevices": "gpu one"}, {"ParallelDiT.DefaultDevices": 7}):
         with pytest.raises(ConfigurationError, match="default in Settings, Parallel DiT"):
             default_config(wrong)
+
+
+def test_a_default_that_cannot_hold_refuses_a_start_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(settings, "read_settings", lambda: {"ParallelDiT.DefaultDevices": "gpu one"})
+    stopped: list[str] = []
+    pool = SimpleNamespace(spec="cpu:2", stop=lambda: stopped.append("cpu:2"), models=[], vaes=[])
+    monkeypatch.setattr("workers.client.pool_registry.known_pools", lambda: [pool])
+    for action in ("stop", "park", "unload"):
+        ACTIONS[action]({"pool": "cpu:2"})
+    assert stopped == ["cpu:2"]
+    with pytest.raises(ConfigurationError, match="default in Settings, Parallel DiT"):
+        ACTIONS["start"]({})
 
 
 def test_a_file_is_listed_once_whatever_its_configurations():

@@ -95,9 +95,9 @@ def test_the_status_lists_it_and_its_actions_free_it(client, path, monkeypatch):
         (listed,) = read_status()["pools"][0]["models"]
         assert (listed["name"], listed["family"], listed["state"]) == (path.name, "VAE", "resident")
         assert listed["bytes_per_rank"] == client.held_bytes(request_for(path)) > 0
-        ACTIONS["park"]({"model": "other.safetensors"}, ParallelConfig())
+        ACTIONS["park"]({"model": "other.safetensors"})
         assert read_status()["pools"][0]["models"] == [listed]
-        action(wishes, ParallelConfig())
+        action(wishes)
         assert read_status()["pools"][0]["models"] == []
 
 
