@@ -19,8 +19,8 @@ from benchmarks.emoji.autoencoder import Autoencoder
 from benchmarks.emoji.words import UnknownWordError, Words
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.requests.requests import Sample
+from workers.client.node_requests import LoopRequest, ModelRequest
 from workers.client.pool_registry import get_pool
-from workers.client.requests import LoopRequest, ModelRequest
 
 MODEL = Path(__file__).parent / "emoji" / "model"
 STEPS, SIDE, SEED = 20, 16, 7

@@ -87,8 +87,8 @@ def _make_model(
 ) -> tuple[RemoteModelPatcher, Said]:
     """The MODEL, by the file's header, while the pool's processes come up; and what is to be said of the file."""
     # Imported here and not at the top: ComfyUI's start shall not pay for it.
+    from workers.client.node_requests import ModelRequest
     from workers.client.pool_registry import get_pool, known_pools
-    from workers.client.requests import ModelRequest
 
     from .comfyui_code import comfyui_code
     from .pool_loop import run_sampler

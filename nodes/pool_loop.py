@@ -28,7 +28,7 @@ from .transformer_call import TransformerCall, split_branches, split_extra_chann
 from .transportable import call_obstacles
 
 if TYPE_CHECKING:
-    from workers.client.requests import LoopRequest
+    from workers.client.node_requests import LoopRequest
 
 
 def run_sampler(
@@ -87,7 +87,7 @@ def _request(
     asked: AskedLoop, calls: list[TransformerCall], x: torch.Tensor, sigmas: torch.Tensor,
     own_timesteps: Mapping[int, Mapping[str, OwnTimestep]],
 ) -> LoopRequest:  # fmt: skip
-    from workers.client.requests import LoopRequest
+    from workers.client.node_requests import LoopRequest
 
     sampling = asked.sampling
     host, beside = _host_loop(asked) if asked.by_comfyui else (None, {})

@@ -23,7 +23,7 @@ from .transportable import travelling
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import Loaded
     from workers.client.client import PoolClient
-    from workers.client.requests import LoopRequest, ModelRequest, OnProgress, ShouldCancel
+    from workers.client.node_requests import LoopRequest, ModelRequest, OnProgress, ShouldCancel
 
 _USED: WeakValueDictionary[str, RemoteTransformer] = WeakValueDictionary()
 """Of those that stand for the same weights (the loader ran again, and ComfyUI still has what it made before) the one

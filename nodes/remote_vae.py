@@ -26,7 +26,7 @@ from .run_notices import RunNotices
 
 if TYPE_CHECKING:
     from workers.client.client import PoolClient
-    from workers.client.requests import VaeRequest
+    from workers.client.node_requests import VaeRequest
 
 _LOADERS = {"load_vae_patcher": False, "load_checkpoint_vae_patcher": True}  # noted way to load -> is a checkpoint
 
@@ -59,7 +59,7 @@ class RemoteVae:
         self, source: Any, config: ParallelConfig, connect: Callable[[ParallelConfig], PoolClient], ranks: int,
         notices: RunNotices,
     ):  # fmt: skip
-        from workers.client.requests import VaeRequest
+        from workers.client.node_requests import VaeRequest
 
         self.request: VaeRequest = VaeRequest(find_file(source), ranks)
         self.size_bytes = self.request.file.size  # when it is loaded

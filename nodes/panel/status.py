@@ -23,7 +23,7 @@ from .run_history import HISTORY
 
 if TYPE_CHECKING:
     from workers.client.client import PoolClient
-    from workers.client.requests import VaeRequest
+    from workers.client.node_requests import VaeRequest
     from workers.wire.protocol import Status
 
 VERSION = 1  # of the answer's form; a field may be added without another number

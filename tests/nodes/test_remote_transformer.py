@@ -22,7 +22,7 @@ from parallel_runtime.requests.requests import PlanDetails
 from parallel_runtime.said import said
 from tests.workers.loops import make_loop
 from workers.client.life import Wait
-from workers.client.requests import ModelRequest, never
+from workers.client.node_requests import ModelRequest, never
 
 
 class DoublingPool:

@@ -15,7 +15,7 @@ from parallel_runtime.config import ParallelConfig
 from tests.patience import SOON, wait_until
 from tests.workers.loops import make_loop
 from workers.client.client import PoolClient
-from workers.client.requests import ModelRequest
+from workers.client.node_requests import ModelRequest
 from workers.client.running_pool import RunningPool
 from workers.launch import PoolSpec
 

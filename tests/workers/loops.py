@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from parallel_runtime.requests.requests import Sample, concat_name
-from workers.client.requests import LoopRequest
+from workers.client.node_requests import LoopRequest
 
 
 def make_loop(

@@ -16,7 +16,7 @@ from parallel_runtime.requests.patches import CARRIED, PATCHES, Attached, Patch
 from parallel_runtime.requests.requests import Finished
 from tests.parallel_runtime.staged_run import Quiet
 from workers.client.held import Attachments
-from workers.client.requests import Submission
+from workers.client.node_requests import Submission
 
 
 class Pool:

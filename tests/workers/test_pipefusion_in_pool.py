@@ -14,7 +14,7 @@ from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
 from tests.workers.test_pool import conditioning, latent, oracle
 from workers.client.client import PoolClient
-from workers.client.requests import ModelRequest
+from workers.client.node_requests import ModelRequest
 from workers.launch import PoolSpec
 
 PIPED = ParallelConfig(devices="cpu:2", pipe=2, patches=3, warmup_steps=1)

@@ -24,7 +24,7 @@ from tests.patience import wait_until
 from tests.tiny_flux import weights_file, write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.client import PoolClient
-from workers.client.requests import ModelRequest
+from workers.client.node_requests import ModelRequest
 from workers.launch import PACK_ROOT, PoolSpec
 
 TWO = ParallelConfig(devices="cpu:2")
@@ -230,7 +230,7 @@ def test_what_a_refused_request_would_have_sent_is_sent_by_the_next_one(client, 
 def test_the_pool_ends_with_a_client_that_is_killed(path):
     script = textwrap.dedent(f"""
         from parallel_runtime.config import ParallelConfig
-        from workers.client.requests import ModelRequest
+        from workers.client.node_requests import ModelRequest
         from workers.client.pool_registry import get_pool
         config = ParallelConfig(devices="cpu:2")
         pool = get_pool(config)

@@ -16,8 +16,8 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from workers.client.client import PoolClient
+from workers.client.node_requests import ModelRequest
 from workers.client.pool_registry import PoolRegistry
-from workers.client.requests import ModelRequest
 from workers.launch import PoolSpec
 
 

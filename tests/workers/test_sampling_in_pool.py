@@ -16,7 +16,7 @@ from parallel_runtime.sampling.samplers import SAMPLERS, run_steps
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.client import PoolClient
-from workers.client.requests import LoopRequest, ModelRequest
+from workers.client.node_requests import LoopRequest, ModelRequest
 from workers.launch import PoolSpec
 
 SIGMAS = torch.tensor([14.6, 5.0, 1.2, 0.3, 0.0])

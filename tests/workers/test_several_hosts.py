@@ -70,7 +70,7 @@ from parallel_runtime.config import ParallelConfig
 from tests.tiny_flux import write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.client import PoolClient
-from workers.client.requests import ModelRequest
+from workers.client.node_requests import ModelRequest
 from workers.launch import PoolSpec
 
 path = str(write_diffusers_folder(pathlib.Path(sys.argv[1]) / "tiny"))

@@ -19,8 +19,8 @@ from parallel_runtime.requests.requests import Load
 from tests.patience import wait_until
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from workers.client.client import PoolClient
+from workers.client.node_requests import ModelRequest
 from workers.client.pool_registry import PoolRegistry
-from workers.client.requests import ModelRequest
 from workers.launch import PoolSpec
 
 CONFIG = tiny_config(num_layers=1, num_single_layers=1)

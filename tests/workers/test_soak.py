@@ -17,7 +17,7 @@ from parallel_runtime.requests.control import Cancelled
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.client import PoolClient
-from workers.client.requests import ModelRequest
+from workers.client.node_requests import ModelRequest
 from workers.launch import PoolSpec
 
 REQUESTS = 500

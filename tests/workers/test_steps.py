@@ -24,7 +24,7 @@ from tests.workers.loops import make_loop
 from workers.client.calls import Calls
 from workers.client.client import PoolClient
 from workers.client.held import Mirror
-from workers.client.requests import ModelRequest, Reply, Submission
+from workers.client.node_requests import ModelRequest, Reply, Submission
 from workers.client.running_pool import RunningPool
 from workers.launch import PoolSpec
 from workers.wire.tensors import Segment, Transport

@@ -16,7 +16,7 @@ from parallel_runtime.requests.facts import PCIE, known_gpu
 from tests.tiny_flux import tiny_config, weights_file, write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.client import PoolClient
-from workers.client.requests import ModelRequest
+from workers.client.node_requests import ModelRequest
 from workers.launch import PoolSpec
 
 CONFIG = tiny_config(num_layers=2, num_single_layers=2)

@@ -21,7 +21,7 @@ from parallel_runtime.requests.requests import VaeFile
 from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
 from tests.comfyui_vaes.tiny import fill
 from workers.client.client import PoolClient
-from workers.client.requests import VaeRequest
+from workers.client.node_requests import VaeRequest
 from workers.launch import PoolSpec
 
 COMFYUI = find_comfyui()

@@ -18,7 +18,7 @@ from parallel_runtime.requests.requests import ConditioningRef, Forward, Invoke,
 from parallel_runtime.requests.trees import flatten
 
 from .held import Attachments, Conditionings, Mirror, Patches
-from .requests import LoopRequest, OnProgress, Submission, Submit, check_latent, require_finite
+from .node_requests import LoopRequest, OnProgress, Submission, Submit, check_latent, require_finite
 
 _MOST_PREPARED = 16
 

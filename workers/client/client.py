@@ -18,7 +18,7 @@ from ..wire.protocol import Status
 from .calls import Calls
 from .keeper import Keeper
 from .loading import LoadedModels, MakeRoom, load_model
-from .requests import LoopRequest, ModelRequest, OnProgress, Reply, ShouldCancel, Submission, VaeRequest, never
+from .node_requests import LoopRequest, ModelRequest, OnProgress, Reply, ShouldCancel, Submission, VaeRequest, never
 from .running_pool import RunningPool
 
 

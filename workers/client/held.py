@@ -19,7 +19,7 @@ from parallel_runtime.requests.patches import Attached
 from parallel_runtime.requests.requests import Attach, ConditioningRef, KeepPatches, attached_name
 
 from ..wire.frames import MAX_TENSORS
-from .requests import Submission, Submit
+from .node_requests import Submission, Submit
 
 MOST_SETS = 32
 MOST_BYTES = 4 << 30  # of factors that the ranks keep, each of them on its host, beside those of the call at hand

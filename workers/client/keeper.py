@@ -14,7 +14,7 @@ from parallel_runtime.requests.control import Cancelled
 
 from ..launch import PoolSpec
 from .life import Wait
-from .requests import ShouldCancel, never
+from .node_requests import ShouldCancel, never
 from .running_pool import POLL_SECONDS, RunningPool
 
 log = logging.getLogger("parallel_dit")

@@ -13,7 +13,7 @@ from parallel_runtime.requests.requests import Load, Loaded, Survey, Surveyed
 from ..launch import resolve_devices
 from ..machine_facts import find_machine, remember
 from .keeper import Keeper
-from .requests import ModelRequest, Reply, Submission, Submit
+from .node_requests import ModelRequest, Reply, Submission, Submit
 
 MakeRoom = Callable[[int], None] | None  # gets the bytes that a GPU is about to take
 

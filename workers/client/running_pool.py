@@ -21,7 +21,7 @@ from ..wire.frames import FrameError
 from ..wire.protocol import AskStatus, Cancel, Done, Failed, Job, Progress, Shutdown, Status, revive
 from ..wire.tensors import Transport, unpack
 from .life import GIVE_UP_SECONDS, Life, OpenJob, Silence, State
-from .requests import OnProgress, Reply, ShouldCancel, Submission, never
+from .node_requests import OnProgress, Reply, ShouldCancel, Submission, never
 from .supervisor_process import RANKS, SupervisorProcess, take_early
 
 EXIT_SECONDS = 10.0

@@ -14,7 +14,7 @@ from parallel_runtime.requests.requests import Finished
 from parallel_runtime.sampling.denoiser import check_guidance
 from tests.workers.loops import make_loop
 from workers.client.client import PoolClient
-from workers.client.requests import ModelRequest, Reply, require_finite
+from workers.client.node_requests import ModelRequest, Reply, require_finite
 from workers.launch import PoolSpec
 
 
