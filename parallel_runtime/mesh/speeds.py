@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ..memory import device_kind
 
 _SIZE = 4096  # rows and columns of the matrices whose product is timed: what a block's linear layers are made of
-_WARM_CALLS, _TIMED_CALLS = 3, 10
+_WARM_CALLS, _TIMED_CALLS = 3, 50
 _STEP = 0.05
 """Speeds are told in steps of this part of the fastest. Finer than that is noise, and another split of the tokens is
 another set of shapes for compiled graphs."""
