@@ -81,7 +81,7 @@ def run_half(
                 return _call(vae, name, functions.arranged(own), half, options)
 
         shares = split_sizes(x.shape[-2] // unit, ranks) if ranks > 1 else [1]
-        rows = Rows(rank, tuple(unit * share for share in shares), vote, group)
+        rows = Rows(rank if ranks > 1 else 0, tuple(unit * share for share in shares), vote, group)
         if ranks == 1:
             return run(x)
         own = rows.cut(x)
@@ -111,7 +111,7 @@ def _changed(part: nn.Module, half: Half | None, rows: Rows, functions: RowFunct
         return F.scaled_dot_product_attention(q, k, v).squeeze(1).transpose(1, 2).reshape(query.shape)
 
     with contextlib.ExitStack() as stack:
-        for module in length_norms(part):
+        for module in length_norms(part) if half is not None else ():
             stack.enter_context(replaced(module, "forward", partial(functions.length_norm, module, module.forward)))
         if half is None or not rows.shared:
             yield
