@@ -292,6 +292,10 @@ def test_originals_that_had_to_leave_the_device_are_had_again(files, monkeypatch
         rank.engine.residency.store.prepare_run(held, 1)
     assert_same(rank.forward(path, sets[1]), predicted(merged(path, -0.3)))
     assert torch.equal(rank.forward(path), plain)
+    rank.forward(path, sets[0])
+    assert held.patched._originals
+    rank.forward(path)
+    assert not held.patched._originals, "the device's memory is not kept for what is as in the file"
 
 
 class OneLayer:
