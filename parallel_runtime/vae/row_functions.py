@@ -28,9 +28,7 @@ class RowFunctions(FusedFunctions):
         super().__init__(fused and half is not None)
         self._rows, self._now_and_then, self._convolutions = rows, now_and_then, 0
         self._noise = half is not None and half.noise
-        if half is None:
-            self._known.clear()
-        elif rows.shared:
+        if rows.shared:
             self._known |= {torch.cudnn_convolution: self._over_border, F.pad: self._pad}
             self._known[torch.group_norm] = self._group_norm
 
