@@ -2,7 +2,7 @@
 
     python -m benchmarks.link_model            # the table of docs/slow-links.md
     python -m benchmarks.link_model --checked  # the same prediction of two H100s, beside what was measured there
-    python -m benchmarks.link_model --splits   # other ways to share out a picture, which are not built, beside ours
+    python -m benchmarks.link_model --splits   # another way to share out a picture, which is not built, beside ours
 
 A cell is how many times as fast a step is as on one such card, by the exact plan that `auto` takes; 1.0 is one card.
 Reckoned are the cards' constants in parallel_runtime/requests/facts.py and a link's rate; a pool measures both.
@@ -141,15 +141,11 @@ class Split:
     rate: float
     eight_bit: bool = False
 
-    def speed_ups(self) -> tuple[float, float, float]:
-        """Times as fast as one card: with queries, keys and values exchanged; with feed-forward layers beside
-        attention computed meanwhile, too; with the blocks' input gathered."""
+    def speed_ups(self) -> tuple[float, float]:
+        """Times as fast as one card: with queries, keys and values exchanged; with the blocks' input gathered."""
         alone, shared = self._cost(1).seconds, self._cost(self.count)
         computed = shared.seconds - shared.exchange_seconds
-        today, beside, gathered = (
-            alone / (computed + way) for way in (shared.exchange_seconds, self._beside(), self._gathered())
-        )
-        return today, beside, gathered
+        return alone / shared.seconds, alone / (computed + self._gathered())
 
     @property
     def _machine(self) -> MachineFacts:
@@ -160,31 +156,21 @@ class Split:
         request = replace(self.job.request, batch=1)
         return PlannedStep(ParallelPlan(ulysses=count), self.job.model, request, self._machine, compiled=True).cost()
 
-    def _of_block(self) -> tuple[float, float, float, float]:
+    def _of_block(self) -> tuple[float, float, float]:
         """Seconds of a block on one of the cards: the way of an activation of its tokens, the products that make
-        queries, keys and values, a feed-forward layer, attention."""
+        queries, keys and values, attention."""
         model, request, machine = self.job.model, self.job.request, self._machine
         tokens = request.tokens + request.text_tokens
         own = tokens / self.count
         way = own * model.width * model.bytes_per_number / (self.rate * 1e9)
-        weight = 2 * own / (machine.matmul * 1e12)  # seconds for each weight of a product
-        feed_forward = fitted.FEED_FORWARD * model.image_parameters / model.blocks
+        products = 2 * own * 3 * model.width**2 / (machine.matmul * 1e12)
         padded = -(-model.heads // self.count) * self.count / model.heads
-        attention = 4 * own * tokens * model.width * padded / (machine.attention * 1e12)
-        return way, weight * 3 * model.width**2, weight * feed_forward, attention
-
-    def _beside(self) -> float:
-        """Seconds that exchanges show where those of parallel blocks hide behind the feed-forward layer, too."""
-        way, _, feed_forward, attention = self._of_block()
-        moved, today = 4 * way * (self.count - 1) / self.count, self._cost(self.count).exchange_seconds
-        shown = max(fitted.SEEN_OF_EXCHANGE * moved / 4, moved - feed_forward - attention)
-        each = min(today / self.job.model.blocks, 2 * HOST_MEMORY.latency + shown)
-        return today + self.job.model.parallel_blocks * (each - today / self.job.model.blocks)
+        return way, products, 4 * own * tokens * model.width * padded / (machine.attention * 1e12)
 
     def _gathered(self) -> float:
         """Seconds that show where inputs come in pieces behind products of what has come, and attended values leave
         as today, behind attention with other heads."""
-        way, products, _, attention = self._of_block()
+        way, products, attention = self._of_block()
         others, seen = self.count - 1, fitted.SEEN_OF_EXCHANGE
         comes = way * others / (2 if self.eight_bit else 1)
         last = products * others / self.count / _PIECES
@@ -223,7 +209,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checked", action="store_true", help="two H100s over NVLink, beside what was measured")
-    parser.add_argument("--splits", action="store_true", help="other ways to share out one picture, beside ours")
+    parser.add_argument("--splits", action="store_true", help="another way to share out one picture, beside ours")
     asked = parser.parse_args()
     print(checked() if asked.checked else all_splits() if asked.splits else table())
 

@@ -38,5 +38,5 @@ def test_gathering_moves_three_quarters_as_much_over_two_cards_and_as_much_over_
     flux = JOBS[0]
     for count, sixteen, eight in ((2, 4 / 3, 2), (3, 1, 8 / 5)):
         for eight_bit, more in ((False, sixteen), (True, eight)):
-            today, _, gathered = Split(flux, "RTX 4090", count, 1e-3, eight_bit).speed_ups()
+            today, gathered = Split(flux, "RTX 4090", count, 1e-3, eight_bit).speed_ups()
             assert gathered / today == pytest.approx(more, rel=0.01)

@@ -3,7 +3,8 @@
 For GPUs of one host that do not reach each other's memory. The exchange is that of attention/over_ranks.py, in another
 order: query, key and value of all chunks go out first, then attended values, chunk by chunk, as they are computed.
 Copy engines do the copies, one in each direction. What is not hidden is the first chunk's way in and the last one's
-back. A chunk goes in pieces, so that it comes in on one GPU while the rest of it still goes out of the other."""
+back, but for a layer beside attention (layer_beside.py), which is computed then. A chunk goes in pieces, so that it
+comes in on one GPU while the rest of it still goes out of the other."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from ..attention.kernels import Attend
 from ..attention.over_ranks import even_heads
 from ..mesh.launched import unbroken
 from .host_lanes import SLOTS, Exchange, StreamMemory
+from .layer_beside import LayerBeside
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,16 @@ class HostBuffers:
 
 
 def attend_through_host(
-    query: Tensor, key: Tensor, value: Tensor, *, kernel: Attend, buffers: HostBuffers, scale: float | None = None
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, *, kernel: Attend, buffers: HostBuffers, scale: float | None = None,
+    beside: LayerBeside | None = None,
+) -> Tensor:  # fmt: skip
     """Attend over the tokens of all ranks; as `ulysses_attention`, with its bits, for any lengths. Collective over the
-    group. Buffers are for these shapes, heads rounded up to a multiple of the ranks."""
+    group. Buffers are for these shapes, heads rounded up to a multiple of the ranks. A layer `beside` it is begun, and
+    not ended, which is the caller's."""
     heads = query.shape[2]
     query, key, value = even_heads(len(buffers.lengths), query, key, value)
     with unbroken():
-        return _Way(query, key, value, buffers).go(kernel, scale)[:, :, :heads]
+        return _Way(query, key, value, buffers).go(kernel, scale, beside)[:, :, :heads]
 
 
 class _Way:
@@ -61,7 +65,7 @@ class _Way:
         self._wire = [part.unflatten(2, (degree, -1)).permute(2, 1, 0, 3, 4) for part in (query, key, value)]
         self._loads: list[tuple[dict[int, Tensor], object]] = []  # that can be sent, by who gets it, and when
 
-    def go(self, kernel: Attend, scale: float | None) -> Tensor:
+    def go(self, kernel: Attend, scale: float | None, beside: LayerBeside | None) -> Tensor:
         """Attended values of this rank's tokens, (batch, local tokens, heads, head dim)."""
         count, pieces, sent = len(self._chunks), self._pieces, 0
         for chunk in range(count):
@@ -74,8 +78,12 @@ class _Way:
             load, piece = divmod(message, pieces)
             self._exchange.receive(message, self._piece(self._coming(load), piece))
             if load < count and piece == pieces - 1:
+                if load == 0 and beside is not None:
+                    beside.begin()
                 self._exchange.take(message)
                 self._attend(load, kernel, scale)
+        if beside is not None:
+            beside.go_on()
         for chunk, (start, stop) in enumerate(pairwise(self._cuts)):
             self._exchange.take((count + chunk + 1) * pieces - 1)
             self._output[:, :, :, start:stop] = self._returned[chunk].permute(2, 1, 0, 3, 4)

@@ -23,6 +23,7 @@ from ..attention.kernels import Attend
 from ..attention.over_ranks import even_heads
 from ..attention.rotary import Tensors, apply_norms
 from .grown_memory import PeerBuffers
+from .layer_beside import LayerBeside
 
 _WORD = torch.int64  # rows are moved as words of 8 bytes, whatever the dtype
 
@@ -45,9 +46,8 @@ def attend_over_peers(
     (batch, own tokens, width). Collective over the group.
 
     Queries, keys and values are (batch, tokens of the part, heads, head dim) for each part of the own tokens, such as
-    text and image. `norms`: [], or what `rotary.apply_norms` makes of queries and keys. `beside`: [], or input
-    x (batch, own tokens, width), weight and bias of the layer before a GELU (tanh), weight and bias of the layer over
-    the attended values and what GELU gives."""
+    text and image. `norms`: [], or what `rotary.apply_norms` makes of queries and keys. `beside`: [], or
+    what a `LayerBeside` is made of."""
     import torch.distributed._symmetric_memory as symmetric_memory
 
     ranks = symmetric_memory.rendezvous(buffers.memory, buffers.group)  # type: ignore[arg-type] # a str, before torch 2.13 too
@@ -58,23 +58,20 @@ def attend_over_peers(
         exchange.return_tokens(exchange.attend(kernel, scale))
         ranks.barrier(channel=0)
         return exchange.returned().transpose(0, 1).clone(memory_format=torch.contiguous_format)
-    x, hidden_weight, hidden_bias, weight, bias = beside
+    layer = LayerBeside(beside)
     compute, links = torch.cuda.current_stream(), _links(buffers.memory.device.index)
     links.wait_stream(compute)
     with torch.cuda.stream(links):
         exchange.move_heads()
-    rows = x.reshape(-1, x.shape[-1])
-    hidden = torch._addmm_activation(hidden_bias, rows, hidden_weight.t(), use_gelu=True)
+    layer.begin()
     compute.wait_stream(links)
     attended = exchange.attend(kernel, scale)
     links.wait_stream(compute)
     with torch.cuda.stream(links):
         exchange.move_tokens(attended)
-    of_attended, of_hidden = weight.t().split([weight.shape[1] - hidden.shape[1], hidden.shape[1]])
-    output = torch.addmm(bias, hidden, of_hidden)
+    layer.go_on()
     compute.wait_stream(links)
-    output.addmm_(exchange.moved().transpose(0, 1).flatten(0, 1), of_attended)
-    return output.reshape(*x.shape[:-1], weight.shape[0])
+    return layer.end(exchange.moved().transpose(0, 1))
 
 
 @functools.cache

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from ..attention.kernels import AttentionKernel
+from ..attention.rotary import apply_norms
 from ..errors import UnsupportedModelError, first_line
 from ..exchange.grown_memory import PeerBuffers
+from ..exchange.host_exchange import HostBuffers, attend_through_host
+from ..exchange.layer_beside import LayerBeside
 from ..exchange.peer_exchange import attend_over_peers
 from ..switches import is_on
 from .attention_operator import Parts, the_kernel, through_operator
@@ -84,18 +87,25 @@ class BlockAttention:
     def over_peers(
         self, queries: Parts, keys: Parts, values: Parts, norms: Parts, eps: float, beside: Parts, scale: float | None
     ) -> Tensor | None:
-        """As `attend_over_peers`, (batch, own tokens, width); None where heads go another way, or nowhere."""
+        """As `attend_over_peers`, (batch, own tokens, width), also through the host's memory, with a layer beside it;
+        None where heads go another way, or nowhere."""
         split, tokens = self.split, self.split.tokens
         if split.streams is None or split.alone is not None or split.whole_queries or split.gathers_keys or split.kept:
             return None
         buffers, peers = tokens.buffers, tokens.peers
-        if not isinstance(buffers, PeerBuffers) or peers is None or not peers.fits(queries[0]):
+        if peers is None or not peers.fits(queries[0]) or queries[0].shape[2] % tokens.degree or not is_on("blocks"):
             return None
-        if queries[0].shape[2] % tokens.degree or not is_on("blocks"):
-            return None
-        self.calls += 1
-        attended = attend_over_peers(queries, keys, values, norms, eps, beside, self._kernel.attend, buffers, scale)
-        return attended if beside else attended.flatten(2)
+        kernel = self._kernel.attend
+        if isinstance(buffers, PeerBuffers):
+            self.calls += 1
+            attended = attend_over_peers(queries, keys, values, norms, eps, beside, kernel, buffers, scale)
+            return attended if beside else attended.flatten(2)
+        if isinstance(buffers, HostBuffers) and beside:
+            self.calls += 1
+            parts, layer = (*apply_norms(queries, keys, norms, eps), torch.cat(values, 1)), LayerBeside(beside)
+            attended = attend_through_host(*parts, kernel=kernel, buffers=buffers, scale=scale, beside=layer)
+            return layer.end(attended.flatten(2))
+        return None
 
     def __call__(self, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """Attend as `function`, of comfy.ldm.modules.attention, would to the whole. Tensors are (B, heads, N, D) with

@@ -42,8 +42,13 @@ def describe(
         has_stages=data is not None and data.stages and square and all(each.can_cut(block) for block, each in found),
         why_whole="" if data is not None else why,
         shared_parameters=shared,
-        parallel_blocks=sum(blocks.parallel for _, blocks in found),
+        parallel_blocks=sum(blocks.parallel and _hides(block, number_bytes) for block, blocks in found),
     )
+
+
+def _hides(block: nn.Module, number_bytes: int) -> bool:
+    """Whether the feed-forward layer beside a block's attention is one that acceleration/attention_pass.py knows."""
+    return number_bytes > 1 and any(isinstance(module, nn.GELU) for module in block.modules())
 
 
 def patch_of(network: nn.Module, dims: int) -> tuple[int, ...]:

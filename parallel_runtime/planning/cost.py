@@ -144,17 +144,12 @@ class PlannedStep:
             sent = 4 * self.activation(tokens) * self.padded_heads * (plan.ulysses - 1) / plan.ulysses
             moved = sent / (link.all_to_all * 1e9)
             if link.route and plan.sequence == plan.ulysses and plan.pipe == 1:
-                moved = sent / (link.route * 1e9)
-                hidden = min(moved, self.attention_seconds(tokens, keys)) * (1 - fitted.SEEN_OF_EXCHANGE)
-                seconds += blocks * (2 * link.latency + moved - hidden)
+                seconds += self._route_seconds(tokens, keys, sent / (link.route * 1e9), link.latency)
             elif plan.sequence > plan.ulysses or plan.pipe > 1 or not link.peer_access:
                 started = link.latency + (fitted.COLLECTIVE_SECONDS if self.machine.on_gpu else 0.0)
                 seconds += blocks * (2 * started + moved)
             else:
-                hiding = self.model.parallel_blocks if self.compiled else 0
-                feed_forward = fitted.FEED_FORWARD * self.model.image_parameters / self.model.blocks
-                beside = 2 * self.batch * tokens * feed_forward / self.matmul
-                seconds += blocks * (2 * link.latency + moved) - hiding * min(moved, beside)
+                seconds += blocks * (2 * link.latency + moved) - self.hiding * min(moved, self.beside_seconds(tokens))
         if plan.ring > 1:
             link = self.machine.link_over(plan.ulysses, plan.ring)
             sent = 2 * self.activation(keys / plan.ring) / plan.ulysses
@@ -163,6 +158,23 @@ class PlannedStep:
             merge = 2 * self.activation(tokens) * fitted.MERGE_PASSES / (self.machine.memory_rate * 1e9)
             seconds += blocks * (plan.ring - 1) * (passed + merge)
         return seconds
+
+    def _route_seconds(self, tokens: float, keys: float, moved: float, latency: float) -> float:
+        """Of all blocks' exchanges through the host's memory, each of which moves data for so long."""
+        attention = self.attention_seconds(tokens, keys)
+        shown = moved - min(moved, attention) * (1 - fitted.SEEN_OF_EXCHANGE)
+        beside = max(fitted.SEEN_BESIDE * moved, moved - attention - self.beside_seconds(tokens))
+        return self.model.blocks * (2 * latency + shown) - self.hiding * max(0.0, shown - beside)
+
+    @cached_property
+    def hiding(self) -> int:
+        """Blocks whose exchange runs beside their feed-forward layer."""
+        return self.model.parallel_blocks if self.compiled else 0
+
+    def beside_seconds(self, tokens: float) -> float:
+        """Of the feed-forward layer of one of these, for so many tokens of this rank."""
+        feed_forward = fitted.FEED_FORWARD * self.model.image_parameters / self.model.blocks
+        return 2 * self.batch * tokens * feed_forward / self.matmul
 
     def hop_seconds(self, tokens: float) -> float:
         """One stage hands so many tokens on to the next."""

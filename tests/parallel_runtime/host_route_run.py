@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.over_ranks import WireLayout, ulysses_attention
 from parallel_runtime.config import ParallelPlan
@@ -16,6 +17,7 @@ from parallel_runtime.exchange.grown_memory import ExchangedHeads, HostMemory
 from parallel_runtime.exchange.head_routes import HeadRoutes
 from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host
 from parallel_runtime.exchange.host_lanes import SLOTS, Slots
+from parallel_runtime.exchange.layer_beside import LayerBeside
 from parallel_runtime.mesh.mesh import Groups, build_mesh
 from parallel_runtime.networks import sequence_attention
 from parallel_runtime.networks.diffusers.flux import FLUX
@@ -77,6 +79,32 @@ class PolledLane:
         part.view(-1).view(torch.uint8).copy_(self._memory[offset : offset + part.nbytes])
 
 
+def layer_of(own: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    """What a layer beside attention of these queries (batch, own tokens, heads, head dim) is made of."""
+    batch, tokens, heads, head_dim = own.shape
+    inner, width = 40, 24
+    generator = torch.Generator(own.device).manual_seed(seed)
+    sizes = (batch, tokens, width), (inner, width), (inner,), (width, heads * head_dim + inner), (width,)
+    return [torch.randn(size, device=own.device, generator=generator).to(own.dtype) for size in sizes]
+
+
+def with_layer(rank: int, buffers: HostBuffers, whole: torch.Tensor, scale: float | None) -> float:
+    """How far what a block makes of attended values and the layer beside them is from one after the other.
+
+    Args:
+        whole: as of `both_ways`.
+    """
+    start = sum(buffers.lengths[:rank])
+    own = whole[:, :, start : start + buffers.lengths[rank]]
+    given = layer_of(own[0], rank)
+    layer, kernel = LayerBeside(given), KERNELS["sdpa"].attend
+    found = layer.end(attend_through_host(*own, kernel=kernel, buffers=buffers, scale=scale, beside=layer).flatten(2))
+    attended = attend_through_host(*own, kernel=kernel, buffers=buffers, scale=scale).flatten(2)
+    expected = linear_of_parts([attended, linear_gelu(*given[:3])], *given[3:])
+    assert found.shape == expected.shape
+    return float((found - expected).abs().max() / expected.abs().max()) if expected.numel() else 0.0
+
+
 def both_ways(
     rank: int, buffers: HostBuffers, whole: torch.Tensor, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,9 +130,10 @@ def cut_so(chunks: int, pieces: int) -> HostMemory:
 
 def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
     """{"alike": whether each case (batch, heads, lengths, chunks, pieces, scale) has the bits of `ulysses_attention`,
-    twice, "words": what words are left behind, "largest": difference to attention over all tokens on one rank}."""
+    twice, "words": what words are left behind, "largest": difference to attention over all tokens on one rank, "beside"
+    that of a layer beside it}."""
     grown_memory._LEAST_MESSAGE = 1
-    device, alike, largest = torch.device("cpu"), [], 0.0
+    device, alike, largest, beside = torch.device("cpu"), [], 0.0, 0.0
     grown_memory.StreamMemory = PolledMemory  # type: ignore[misc]
     memories = {(c, p): cut_so(c, p) for *_, c, p, _ in cases}
     for batch, heads, lengths, chunks, pieces, scale in cases:
@@ -122,9 +151,10 @@ def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any
         start = sum(lengths[:rank])
         of_one = KERNELS["math"].attend(*whole, None, scale)[:, start : start + lengths[rank]]
         largest = max(largest, float((found - of_one).abs().max()))
+        beside = max(beside, with_layer(rank, buffers, whole, scale))
     dist.barrier()
     words = {word for memory in memories.values() for word in memory._memory.words()}  # type: ignore[union-attr]
-    return {"alike": alike, "words": sorted(words), "largest": largest}
+    return {"alike": alike, "words": sorted(words), "largest": largest, "beside": beside}
 
 
 def grow(rank: int, world_size: int) -> dict[str, Any]:
@@ -196,7 +226,7 @@ def on_gpu(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     routes = HeadRoutes(dist.group.WORLD)
-    found: dict[str, Any] = {"launched": [], "replayed": []}
+    found: dict[str, Any] = {"launched": [], "replayed": [], "beside": []}
     for batch, heads, lengths, chunks, pieces, scale in cases:
         padded = -(-heads // world_size) * world_size
         shape = ExchangedHeads(tuple(lengths), batch, padded, 128, torch.bfloat16, device)
@@ -210,6 +240,7 @@ def on_gpu(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]
         both = [both_ways(rank, buffers, each, scale) for each in whole]
         found["launched"] += [torch.equal(*pair) for pair in both]
         found["replayed"] += replay(rank, buffers, whole, [expected for _, expected in both], scale)
+        found["beside"].append(with_layer(rank, buffers, whole[0], scale))
     return found
 
 

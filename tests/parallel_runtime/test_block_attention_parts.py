@@ -14,8 +14,9 @@ from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.rotary import norm_rotate
 from parallel_runtime.exchange.grown_memory import PeerBuffers
+from parallel_runtime.exchange.host_exchange import HostBuffers
 from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.networks import block_attention
+from parallel_runtime.networks import block_attention, sequence_attention
 from parallel_runtime.networks.attention_operator import attending, block_attention_of_parts
 from parallel_runtime.networks.block_attention import BlockAttention
 from parallel_runtime.networks.token_split import Streams, TokenSplit
@@ -114,3 +115,27 @@ def test_over_peer_memory_all_of_it_goes_into_the_exchange_and_elsewhere_none(gi
     monkeypatch.setenv("PARALLEL_DIT_OFF", "blocks")
     assert attention.over_peers(*front, [], None) is None
     assert len(sent) == 1
+
+
+def test_through_the_hosts_memory_goes_what_has_a_layer_beside_it_and_the_rest_as_elsewhere(given, monkeypatch):
+    sent: list[Any] = []
+
+    def through_host(query, key, value, *, kernel, buffers, scale, beside=None):
+        if beside is not None:
+            sent.append(buffers)
+            beside.begin()
+            beside.go_on()
+        return kernel(query, key, value, None, scale)
+
+    monkeypatch.setattr(block_attention, "attend_through_host", through_host)
+    monkeypatch.setattr(sequence_attention, "attend_through_host", through_host)
+    split = TokenSplit(single_rank_mesh())
+    attention = BlockAttention(KERNELS["sdpa"], split)
+    tokens: Any = split.tokens
+    tokens.degree, tokens.buffers = 2, HostBuffers(None, 0, (), ())  # type: ignore[arg-type]
+    tokens.peers = SimpleNamespace(fits=lambda query: query.shape[2:] == (HEADS, HEAD_DIM))
+    split.streams = Streams(PARTS, ((PARTS[0],), (PARTS[1],)), 0, (0, 0), (True, True))
+    call(given, attention, beside=False)
+    assert sent == []
+    call(given, attention, beside=True)
+    assert sent == [tokens.buffers]
