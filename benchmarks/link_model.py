@@ -153,8 +153,10 @@ class Split:
         return replace(machine, matmul=machine.matmul * (2 if self.eight_bit else 1))
 
     def _cost(self, count: int) -> Cost:
-        request = replace(self.job.request, batch=1)
-        return PlannedStep(ParallelPlan(ulysses=count), self.job.model, request, self._machine, compiled=True).cost()
+        model, request = self.job.model, replace(self.job.request, batch=1)
+        if self.eight_bit:  # one product makes all that a block's input is multiplied with
+            model = replace(model, parallel_blocks=0)
+        return PlannedStep(ParallelPlan(ulysses=count), model, request, self._machine, compiled=True).cost()
 
     def _of_block(self) -> tuple[float, float, float]:
         """Seconds of a block on one of the cards: the way of an activation of its tokens, the products that make

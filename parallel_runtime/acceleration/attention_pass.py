@@ -86,10 +86,11 @@ def _feed_forward_beside(graph: fx.Graph, linear: Any) -> None:
     attention, hidden = _origin(parts[0]), parts[1]
     if str(attention.target) != _OF_PARTS or attention.args[_BESIDE]:
         return
-    if hidden.target is not torch.ops.parallel_dit.linear_gelu.default:
+    ours = torch.ops.parallel_dit
+    if hidden.target is not (ours.linear_silu_gate if bias is None else ours.linear_gelu).default:
         return
     given = list(attention.args)
-    given[_BESIDE] = [*hidden.args, weight, bias]
+    given[_BESIDE] = [*hidden.args, weight] if bias is None else [*hidden.args, weight, bias]
     with graph.inserting_before(linear):
         joined = graph.call_function(attention.target, tuple(given))
     replace(linear, joined)

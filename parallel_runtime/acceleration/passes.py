@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from operator import getitem
+from operator import getitem, mul
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +42,37 @@ def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-@operator("linear_of_parts", "(Tensor[] parts, Tensor weight, Tensor bias) -> Tensor")
-def linear_of_parts(parts: list[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+@operator("linear_silu_gate", "(Tensor x, Tensor weight) -> Tensor")
+def linear_silu_gate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """SiLU of the first half of x @ weight.T, times the second; x (..., inputs), weight (outputs, inputs) ->
+    (..., outputs / 2)."""
+    both = F.linear(x, weight)
+    if both.device.type == "cuda":
+        from .gate_kernel import silu_gate
+
+        return silu_gate(both)
+    gate, up = both.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+@shapes_of(linear_silu_gate)
+def _(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0] // 2))
+
+
+@operator("linear_of_parts", "(Tensor[] parts, Tensor weight, Tensor? bias) -> Tensor")
+def linear_of_parts(parts: list[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """cat(parts, -1) @ weight.T + bias; parts (..., inputs of the part), weight (outputs, inputs) -> (..., outputs)."""
     rows = [part.reshape(-1, part.shape[-1]) for part in parts]
     weights = weight.t().split([part.shape[-1] for part in parts])
-    output = torch.addmm(bias, rows[0], weights[0])
+    output = torch.mm(rows[0], weights[0]) if bias is None else torch.addmm(bias, rows[0], weights[0])
     for row, columns in zip(rows[1:], weights[1:], strict=True):
         output.addmm_(row, columns)
     return output.reshape(*parts[0].shape[:-1], weight.shape[0])
 
 
 @shapes_of(linear_of_parts)
-def _(parts: list[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def _(parts: list[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return parts[0].new_empty((*parts[0].shape[:-1], weight.shape[0]))
 
 
@@ -77,9 +95,9 @@ class Passes(CustomGraphPass):
     def _rewrite(self, graph: fx.Graph) -> None:
         _split_products(graph)
         drop_unused(graph)
-        linears = [node for node in graph.nodes if node.target is torch._C._nn.linear and len(_arguments(node)) == 3]
-        for node in linears:
-            _fuse_gelu(graph, node)
+        for node in [node for node in graph.nodes if node.target is torch._C._nn.linear]:
+            if len(_arguments(node)) == 3:
+                _fuse_gelu(graph, node)
             _drop_concatenation(graph, node)
         rewrite_rotations(graph)
         drop_unused(graph)  # what was replaced would count as a user
@@ -110,22 +128,26 @@ def source_hash() -> str:
 
 
 def _split_products(graph: fx.Graph) -> None:
-    """Make a product for each part of one that is split, where GELU (tanh) is all that reads a part. So it is in
-    ComfyUI's single blocks of FLUX.1: two products of the same rows do no more, and the second applies GELU before it
-    writes."""
+    """Make a product for each part of one that is split, where GELU (tanh) or a gate by SiLU is all that reads a part.
+    So it is in ComfyUI's single blocks of FLUX.1 and FLUX.2: two products of the same rows do no more, and the second
+    applies GELU before it writes."""
     linears: list[Any] = [node for node in graph.nodes if node.target is torch._C._nn.linear and len(node.args) == 3]
     for linear in linears:
         (split, *others) = linear.users
         parts = _parts_of(split) if not others else None
-        if parts is None or not any(_gelu_of(part) for part in parts):
+        if parts is None or not any(_gelu_of(part) or _gate_of(part) for part in parts):
             continue
         x, weight, bias = linear.args
         first = 0
         for part, size in zip(parts, split.args[1], strict=True):
-            with graph.inserting_before(split):
-                rows = [graph.call_function(torch.narrow, (each, 0, first, size)) for each in (weight, bias)]
-                product = graph.call_function(torch._C._nn.linear, (x, *rows))
-            replace(part, product)
+            gated = _gate_of(part) if bias is None else None
+            with graph.inserting_before(gated or split):
+                rows = [graph.call_function(torch.narrow, (each, 0, first, size)) for each in (weight, bias) if each]
+                if gated is None:
+                    missing = [None] * (2 - len(rows))
+                    replace(part, graph.call_function(torch._C._nn.linear, (x, *rows, *missing)))
+                else:
+                    replace(gated, graph.call_function(torch.ops.parallel_dit.linear_silu_gate.default, (x, *rows)))
             first += size
 
 
@@ -149,6 +171,22 @@ def _gelu_of(node: fx.Node) -> fx.Node | None:
     return user if user.target is torch._C._nn.gelu and user.kwargs.get("approximate") == "tanh" else None
 
 
+def _gate_of(node: Any) -> fx.Node | None:
+    """The product of SiLU of the first half of a node's last dim and the second half, where it is all that reads it."""
+    if len(node.users) != 1:
+        return None
+    (chunk,) = node.users
+    if chunk.target != "chunk" or chunk.args[1:] != (2,) or chunk.kwargs.get("dim") != -1:
+        return None
+    halves: dict[Any, Any] = {user.args[1]: user for user in chunk.users if user.target is getitem}
+    if len(halves) != len(chunk.users) or any(len(half.users) != 1 for half in halves.values()):
+        return None
+    ((silu,), (product,)) = (halves[index].users for index in range(2))
+    if silu.target is not F.silu or list(silu.users) != [product] or product.target is not mul:
+        return None
+    return product if set(product.args) == {silu, halves[1]} else None
+
+
 def _arguments(linear: fx.Node) -> list[fx.Node]:
     """Input, weight and bias of a linear layer, fewer where it has no bias."""
     given = [*linear.args, *(linear.kwargs[name] for name in ("input", "weight", "bias") if name in linear.kwargs)]
@@ -165,12 +203,14 @@ def _fuse_gelu(graph: fx.Graph, linear: fx.Node) -> None:
 
 
 def _drop_concatenation(graph: fx.Graph, linear: fx.Node) -> None:
-    joined, weight, bias = _arguments(linear)
+    joined, weight, *bias = _arguments(linear)
     if joined.target is not torch.cat:
         return
     parts = joined_parts(joined, -1, value_of(joined).dim() - 1)
-    if parts == [joined]:
+    gated = any(part.target is torch.ops.parallel_dit.linear_silu_gate.default for part in parts)
+    if parts == [joined] or not (bias or gated):
         return
     with graph.inserting_before(linear):
-        fused = graph.call_function(torch.ops.parallel_dit.linear_of_parts.default, (parts, weight, bias))
+        given = (parts, weight, bias[0] if bias else None)
+        fused = graph.call_function(torch.ops.parallel_dit.linear_of_parts.default, given)
     replace(linear, fused)

@@ -1,4 +1,4 @@
-"""The feed-forward layer beside attention (FLUX.1's single blocks), in parts that are computed while heads travel."""
+"""The feed-forward layer beside attention (FLUX's single blocks), in parts that are computed while heads travel."""
 
 from __future__ import annotations
 
@@ -9,29 +9,43 @@ from torch import Tensor
 
 
 class LayerBeside:
-    """A layer over attended values and what a GELU (tanh) gives, in three steps, on the current stream.
+    """A layer over attended values and hidden ones, in three steps, on the current stream.
 
-    Made of the GELU's input x (batch, own tokens, width), weight and bias of the layer before it, and weight and bias
-    of the layer over both."""
+    Made of what the hidden values come from, x (batch, own tokens, width), of weight and bias of the layer before a
+    GELU (tanh), and of weight and bias of the layer over both (FLUX.1); or of x and both weights, without biases, where
+    a SiLU of one half of the hidden values is the gate of the other (FLUX.2)."""
 
     def __init__(self, given: Sequence[Tensor]):
-        self._x, self._hidden_weight, self._hidden_bias, weight, self._bias = given
-        inner = self._hidden_weight.shape[0]
-        self._of_attended, self._of_hidden = weight.t().split([weight.shape[1] - inner, inner])
+        self._x, self._of_x, *others = given
+        self._hidden_bias: Tensor | None = None
+        self.bias: Tensor | None = None
+        if len(others) == 1:
+            (self.weight,) = others
+        else:
+            self._hidden_bias, self.weight, self.bias = others
         self._made: Tensor | None = None
+
+    def hidden(self) -> Tensor:
+        """(batch, own tokens, inner width)."""
+        ours = torch.ops.parallel_dit
+        if self._hidden_bias is None:
+            return ours.linear_silu_gate.default(self._x, self._of_x)
+        return ours.linear_gelu.default(self._x, self._of_x, self._hidden_bias)
 
     def begin(self) -> None:
         """What needs no attention: while queries, keys and values are on their way."""
-        rows = self._x.reshape(-1, self._x.shape[-1])
-        self._made = torch.ops.parallel_dit.linear_gelu.default(rows, self._hidden_weight, self._hidden_bias)
+        self._made = self.hidden()
 
     def go_on(self) -> None:
         """Its share of the output: while attended values are."""
         assert self._made is not None
-        self._made = torch.addmm(self._bias, self._made, self._of_hidden)
+        rows = self._made.flatten(0, 1)
+        of_hidden = self.weight[:, -rows.shape[1] :].t()
+        self._made = torch.mm(rows, of_hidden) if self.bias is None else torch.addmm(self.bias, rows, of_hidden)
 
     def end(self, attended: Tensor) -> Tensor:
         """The output (batch, own tokens, width), with attended values (batch, own tokens, heads * head dim)."""
         assert self._made is not None
-        self._made.addmm_(attended.reshape(-1, attended.shape[-1]), self._of_attended)
-        return self._made.reshape(*self._x.shape[:-1], self._made.shape[-1])
+        rows = attended.flatten(0, 1)
+        self._made.addmm_(rows, self.weight[:, : rows.shape[1]].t())
+        return self._made.unflatten(0, attended.shape[:2])

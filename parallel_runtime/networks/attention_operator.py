@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..attention.operators import operator, shapes_of
 from ..attention.rotary import apply_norms
+from ..exchange.layer_beside import LayerBeside
 from ..replaced import replaced
 
 FUNCTIONS = "comfy.ldm.modules.attention"  # module of ComfyUI's attention functions, called again by their names
@@ -141,21 +142,19 @@ def block_attention_of_parts(
     makes of it, (batch, tokens, width); arguments as of `attend_over_peers`. Made by acceleration/attention_pass.py."""
     if _NOW.over_peers and (made := _NOW.over_peers(queries, keys, values, norms, eps, beside, scale)) is not None:
         return made
-    ours = torch.ops.parallel_dit
     query, key = apply_norms(queries, keys, norms, eps)
     value = values[0] if len(values) == 1 else torch.cat(values, 1)
     q, k, v = (each.transpose(1, 2) for each in (query, key, value))
     attended = block_attention(q, k, v, heads, None, function, "", precision, True, False, scale, False, low_precision)
     if not beside:
         return attended
-    x, hidden_weight, hidden_bias, weight, bias = beside
-    hidden = ours.linear_gelu.default(x, hidden_weight, hidden_bias)
-    return ours.linear_of_parts.default([attended, hidden], weight, bias)
+    layer = LayerBeside(beside)
+    return torch.ops.parallel_dit.linear_of_parts.default([attended, layer.hidden()], layer.weight, layer.bias)
 
 
 @shapes_of(block_attention_of_parts)
 def _(queries, keys, values, norms, eps, beside, *more):
     if beside:
-        return beside[0].new_empty((*beside[0].shape[:-1], beside[3].shape[0]))
+        return beside[0].new_empty((*beside[0].shape[:-1], LayerBeside(beside).weight.shape[0]))
     batch, _, heads, head_dim = queries[0].shape
     return queries[0].new_empty((batch, sum(part.shape[1] for part in queries), heads * head_dim))

@@ -48,7 +48,8 @@ def describe(
 
 def _hides(block: nn.Module, number_bytes: int) -> bool:
     """Whether the feed-forward layer beside a block's attention is one that acceleration/attention_pass.py knows."""
-    return number_bytes > 1 and any(isinstance(module, nn.GELU) for module in block.modules())
+    known = ("GELU", "SiLUActivation")
+    return number_bytes > 1 and any(type(module).__name__ in known for module in block.modules())
 
 
 def patch_of(network: nn.Module, dims: int) -> tuple[int, ...]:

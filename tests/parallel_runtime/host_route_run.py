@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts
+from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts, linear_silu_gate
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.over_ranks import WireLayout, ulysses_attention
 from parallel_runtime.config import ParallelPlan
@@ -80,11 +80,14 @@ class PolledLane:
 
 
 def layer_of(own: torch.Tensor, seed: int) -> list[torch.Tensor]:
-    """What a layer beside attention of these queries (batch, own tokens, heads, head dim) is made of."""
+    """What a layer beside attention of these queries (batch, own tokens, heads, head dim) is made of: with a GELU, or
+    for an odd seed with a gate."""
     batch, tokens, heads, head_dim = own.shape
     inner, width = 40, 24
     generator = torch.Generator(own.device).manual_seed(seed)
-    sizes = (batch, tokens, width), (inner, width), (inner,), (width, heads * head_dim + inner), (width,)
+    sizes = [(batch, tokens, width), (inner, width), (inner,), (width, heads * head_dim + inner), (width,)]
+    if seed % 2:
+        sizes = [sizes[0], (2 * inner, width), sizes[3]]
     return [torch.randn(size, device=own.device, generator=generator).to(own.dtype) for size in sizes]
 
 
@@ -100,7 +103,10 @@ def with_layer(rank: int, buffers: HostBuffers, whole: torch.Tensor, scale: floa
     layer, kernel = LayerBeside(given), KERNELS["sdpa"].attend
     found = layer.end(attend_through_host(*own, kernel=kernel, buffers=buffers, scale=scale, beside=layer).flatten(2))
     attended = attend_through_host(*own, kernel=kernel, buffers=buffers, scale=scale).flatten(2)
-    expected = linear_of_parts([attended, linear_gelu(*given[:3])], *given[3:])
+    gated = len(given) == 3
+    hidden = linear_silu_gate(*given[:2]) if gated else linear_gelu(*given[:3])
+    weight, bias = (given[2], None) if gated else given[3:]
+    expected = linear_of_parts([attended, hidden], weight, bias)
     assert found.shape == expected.shape
     return float((found - expected).abs().max() / expected.abs().max()) if expected.numel() else 0.0
 

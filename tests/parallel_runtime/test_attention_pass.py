@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from parallel_runtime.acceleration import passes
+from parallel_runtime.acceleration.attention_pass import rewrite_attention
 from parallel_runtime.acceleration.passes import Passes
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
@@ -53,3 +54,26 @@ def test_eager_blocks_run_as_they_are(attentions):
     expected = run(transformer, (4, 6), 12, 2)
     assert relative_error(run(parallelize(transformer, FLUX, single_rank_mesh()), (4, 6), 12, 2), expected) < 1e-5
     assert attentions == []
+
+
+@pytest.mark.parametrize(
+    ("hidden", "biases", "beside"),
+    [("linear_gelu", True, 5), ("linear_silu_gate", False, 3), ("linear_silu_gate", True, 0), ("linear", False, 0)],
+)
+def test_a_layer_beside_attention_is_part_of_it_where_it_is_one_that_the_exchange_computes(hidden, biases, beside):
+    ours, graph = torch.ops.parallel_dit, fx.Graph()
+    heads, x, of_x, weight, bias = (graph.placeholder(name) for name in ("heads", "x", "of_x", "weight", "bias"))
+    given = ([heads], [heads], [heads], [], 1e-6, [], 2, "attention_pytorch", None, None, True)
+    attended = graph.call_function(ours.block_attention_of_parts.default, given)
+    layer = getattr(ours, hidden).default if hidden != "linear" else torch._C._nn.linear
+    made = graph.call_function(layer, (x, of_x, bias) if hidden == "linear_gelu" else (x, of_x))
+    parts = ([attended, made], weight, bias if biases else None)
+    graph.output(graph.call_function(ours.linear_of_parts.default, parts))
+    rewrite_attention(graph)
+    (returned,) = next(node for node in graph.nodes if node.op == "output").args
+    if beside:
+        assert returned.target == ours.block_attention_of_parts.default
+        assert len(returned.args[5]) == beside
+        assert list(returned.args[5][:2]) == [x, of_x]
+    else:
+        assert returned.target == ours.linear_of_parts.default

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts
+from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts, linear_silu_gate
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.rotary import norm_rotate
 from parallel_runtime.exchange.grown_memory import PeerBuffers
@@ -38,6 +38,9 @@ def attend(queries, keys, values, norms, eps, beside, scale):
     attended = F.scaled_dot_product_attention(*own, scale=scale).transpose(1, 2)
     if not beside:
         return attended
+    if len(beside) == 3:
+        x, hidden_weight, weight = beside
+        return linear_of_parts([attended.flatten(2), linear_silu_gate(x, hidden_weight)], weight, None)
     x, hidden_weight, hidden_bias, weight, bias = beside
     return linear_of_parts([attended.flatten(2), linear_gelu(x, hidden_weight, hidden_bias)], weight, bias)
 
@@ -61,9 +64,10 @@ def given(monkeypatch):
     return *parts, norms, 1e-6, beside
 
 
-def call(given: Any, attention: BlockAttention, beside: bool, scale: float | None = None) -> torch.Tensor:
+def call(given: Any, attention: BlockAttention, beside: str, scale: float | None = None) -> torch.Tensor:
     *front, layers = given
-    chosen = layers if beside else []
+    gated = [layers[0], layers[1], layers[3][:, : HEADS * HEAD_DIM + 10]]
+    chosen = {"": [], "gelu": layers, "gate": gated}[beside]
     with attending(attention.at, attention.over_peers):
         found = block_attention_of_parts(*front, chosen, HEADS, "attention_pytorch", None, scale, True)
     expected = attend(*front, chosen, scale)
@@ -73,12 +77,12 @@ def call(given: Any, attention: BlockAttention, beside: bool, scale: float | Non
     return found
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("beside", ["", "gelu", "gate"])
 def test_where_heads_stay_the_operator_does_one_after_the_other(given, beside):
     call(given, BlockAttention(KERNELS["sdpa"], TokenSplit(single_rank_mesh())), beside, scale=0.3)
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("beside", ["", "gelu", "gate"])
 def test_over_peer_memory_all_of_it_goes_into_the_exchange_and_elsewhere_none(given, beside, monkeypatch):
     sent: list[tuple[Any, ...]] = []
 
@@ -98,7 +102,7 @@ def test_over_peer_memory_all_of_it_goes_into_the_exchange_and_elsewhere_none(gi
     attention.calls = 0
     split.streams = Streams(PARTS, ((PARTS[0],), (PARTS[1],)), 0, (0, 0), (True, True))
     call(given, attention, beside)
-    assert sent == [(2, 6, 5 if beside else 0, KERNELS["sdpa"].attend, tokens.buffers)]
+    assert sent == [(2, 6, {"": 0, "gelu": 5, "gate": 3}[beside], KERNELS["sdpa"].attend, tokens.buffers)]
     assert attention.calls == 1
     front = given[:-1]
     others = {"degree": 3, "buffers": None, "peers": SimpleNamespace(fits=lambda query: False)}
@@ -135,7 +139,9 @@ def test_through_the_hosts_memory_goes_what_has_a_layer_beside_it_and_the_rest_a
     tokens.degree, tokens.buffers = 2, HostBuffers(None, 0, (), ())  # type: ignore[arg-type]
     tokens.peers = SimpleNamespace(fits=lambda query: query.shape[2:] == (HEADS, HEAD_DIM))
     split.streams = Streams(PARTS, ((PARTS[0],), (PARTS[1],)), 0, (0, 0), (True, True))
-    call(given, attention, beside=False)
+    call(given, attention, beside="")
     assert sent == []
-    call(given, attention, beside=True)
-    assert sent == [tokens.buffers]
+    for beside in ("gelu", "gate"):
+        call(given, attention, beside)
+        assert sent == [tokens.buffers]
+        sent.clear()

@@ -39,7 +39,7 @@ NOT_COMPILED = {
 """Networks with blocks that torch.compile cannot take as one graph."""
 SEVERAL = {"sd3.5 medium", "boogu", "ltx-2"}
 """Networks whose blocks exchange more than once."""
-REWRITTEN = ["flux", "chroma", "krea 2", "qwen-image", "z-image"]
+REWRITTEN = ["flux", "flux2", "chroma", "krea 2", "qwen-image", "z-image"]
 """Networks with the blocks that our passes are written for."""
 IN_CI = {"hunyuan3d 2.1", "multitalk", "sd3.5 medium", "ltx-2", "minimax h3", "wan t2v"}
 """Two that cannot be compiled beside that of a test below, two of several exchanges, and two with one that official

@@ -20,7 +20,7 @@ from parallel_runtime.networks.facts import describe
 from parallel_runtime.networks.stages import all_blocks, let_go
 from parallel_runtime.planning.cost import PlannedStep
 from parallel_runtime.planning.cut import assign_blocks, most_parameters
-from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, Seen, known_gpu
+from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, ModelFacts, Seen, known_gpu
 from tests.parallel_runtime.host_route_run import PolledMemory
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config
@@ -168,9 +168,11 @@ def test_only_ulysses_over_peer_memory_hides_the_exchange_of_parallel_blocks_and
 
 
 def test_our_way_through_the_host_hides_all_but_a_part_behind_attention_or_as_much_as_attention_takes():
-    def exchanged(rate: float, route: float, **plan) -> float:
+    serial = replace(FLUX_DEV, parallel_blocks=0)
+
+    def exchanged(rate: float, route: float, model: ModelFacts = serial, compiled: bool = True, **plan) -> float:
         machine = replace(H200, link=replace(HOST_MEMORY, all_to_all=rate, latency=0.0, route=route))
-        return PlannedStep(ParallelPlan(**plan), FLUX_DEV, flux_request(1024), machine, True).cost().exchange_seconds
+        return PlannedStep(ParallelPlan(**plan), model, flux_request(1024), machine, compiled).cost().exchange_seconds
 
     tokens = 4096 + 512
     sent = FLUX_DEV.blocks * 4 * tokens / 2 * 3072 * 2 / 2  # query, key, value and output, half of the heads
@@ -179,6 +181,15 @@ def test_our_way_through_the_host_hides_all_but_a_part_behind_attention_or_as_mu
     assert exchanged(300.0, 1.0, ulysses=2) == pytest.approx(sent / 1e9 - attention * 0.69)
     assert exchanged(5.0, 300.0, ring=2, ulysses=2) == exchanged(5.0, 0.0, ring=2, ulysses=2)  # NCCL's
     assert exchanged(5.0, 5.0, ulysses=2) < exchanged(5.0, 0.0, ulysses=2)
+    # Compiled, behind the feed-forward layers of parallel blocks, too: as long as these take, or nearly all of it.
+    layer = 2 * tokens / 2 * (2 / 3 * FLUX_DEV.image_parameters / FLUX_DEV.blocks) / (H200.matmul * 1e12)
+    hidden = 38 * (layer + attention / FLUX_DEV.blocks * 0.31)
+    assert exchanged(300.0, 1.0, FLUX_DEV, ulysses=2) == pytest.approx(exchanged(300.0, 1.0, ulysses=2) - hidden)
+    share = 38 / FLUX_DEV.blocks
+    fast = sent / 300e9 * (0.31 * (1 - share) + 0.08 * share)
+    assert exchanged(1.0, 300.0, FLUX_DEV, ulysses=2) == pytest.approx(fast)
+    alike = exchanged(1.0, 300.0, FLUX_DEV, compiled=False, ulysses=2)
+    assert alike == exchanged(1.0, 300.0, compiled=False, ulysses=2)
 
 
 def test_groups_that_span_hosts_are_as_fast_as_the_network():

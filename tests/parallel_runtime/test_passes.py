@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from parallel_runtime import switches
 from parallel_runtime.acceleration import compiler, passes
-from parallel_runtime.acceleration.passes import Passes, linear_gelu, linear_of_parts
+from parallel_runtime.acceleration.passes import Passes, linear_gelu, linear_of_parts, linear_silu_gate
 from parallel_runtime.attention.rotary import norm_rotate, rotate
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
@@ -170,12 +170,35 @@ def test_a_linear_layer_over_joined_inputs_is_the_sum_of_its_parts():
     assert rewritten(lambda x, y: F.linear(torch.cat([x, y], dim=-1), weight, bias), x, y) == {"linear_of_parts": 1}
 
 
-@pytest.mark.parametrize("operator", ["linear_gelu", "linear_of_parts", "norm_rotate", "rotate"])
+class Gated(nn.Module):
+    """As a single block of FLUX.2 without its attention: one product for what is attended, and for a gate by SiLU."""
+
+    def __init__(self, bias: bool = False):
+        super().__init__()
+        self.front, self.back, self.act = nn.Linear(8, 24, bias=bias), nn.Linear(16, 8, bias=bias), nn.SiLU()
+
+    def forward(self, x: torch.Tensor, again: bool = False) -> torch.Tensor:
+        attended, hidden = torch.split(self.front(x), [8, 16], dim=-1)
+        one, other = hidden.chunk(2, dim=-1)
+        made: torch.Tensor = self.back(torch.cat((attended, self.act(one) * other), 2))
+        return made + hidden.mean() if again else made
+
+
+def test_a_product_and_the_gate_behind_it_are_one_operator_where_nothing_else_reads_it():
+    x = torch.randn(2, 5, 8)
+    assert rewritten(Gated(), x) == {"linear_silu_gate": 1, "linear_of_parts": 1}
+    assert rewritten(Gated(bias=True), x) == {"linear_of_parts": 1}
+    again = Gated()
+    assert not rewritten(lambda x: again(x, True), x)
+
+
+@pytest.mark.parametrize("operator", ["linear_gelu", "linear_silu_gate", "linear_of_parts", "norm_rotate", "rotate"])
 def test_operators_tell_torch_compile_the_shapes_that_they_return(operator):
     x, weight, bias = torch.randn(2, 3, 8), torch.randn(6, 8), torch.randn(6)
     heads, cos, sin = torch.randn(2, 3, 4, 8), torch.randn(3, 8), torch.randn(3, 8)
     function, given = {
         "linear_gelu": (linear_gelu, (x, weight, bias)),
+        "linear_silu_gate": (linear_silu_gate, (x, weight)),
         "linear_of_parts": (linear_of_parts, ([x[..., :2], x[..., 2:]], weight, bias)),
         "norm_rotate": (norm_rotate, ([heads], [heads], [torch.ones(8)], [torch.ones(8)], 1e-6, cos, sin)),
         "rotate": (rotate, (heads, cos, sin)),
@@ -215,3 +238,14 @@ def test_the_kernel_rotates_keys_of_fewer_heads_than_queries():
     wanted = norm_rotate(*parts, 1e-6, cos[0], sin[0])
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_kernel_gates_as_silu_does_and_rounds_once(dtype):
+    x, weight = torch.randn(2, 77, 64, device="cuda").to(dtype), torch.randn(2 * 1100, 64, device="cuda").to(dtype)
+    one, other = F.linear(x, weight).float().chunk(2, -1)
+    found = linear_silu_gate(x, weight)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, (F.silu(one) * other).to(dtype))
+    assert linear_silu_gate(x[:, :0], weight).shape == (2, 0, 1100)
