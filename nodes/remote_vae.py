@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from workers.client.client import PoolClient
     from workers.client.node_requests import VaeRequest
 
+_SCALING = "VAE.__init__."
+"""How names of functions begin that ComfyUI's own object has for pictures."""
 _LOADERS = {"load_vae_patcher": False, "load_checkpoint_vae_patcher": True}  # noted way to load -> is a checkpoint
 
 
@@ -68,6 +70,7 @@ class RemoteVae:
         self._connect = connect
         self._notices = notices
         self._pool: PoolClient | None = None
+        self._scaled: torch.Tensor | None = None  # what ranks have scaled, and ComfyUI is about to
 
     @property
     def resident_bytes(self) -> int:
@@ -96,17 +99,31 @@ class RemoteVae:
         return (shape[0], source.output_channels, *sides)
 
     def decode(self, z: torch.Tensor, output_buffer: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+        """Into a buffer the ranks scale it, too, faster than the host: three passes over a video fewer."""
         memory = self.source.memory_used_decode(z.shape, z.dtype)
-        answer = math.prod(self.decode_output_shape(z.shape)) * z.dtype.itemsize
-        return self._run("decoder", z, memory, answer, options, output_buffer)
+        own = getattr(self.source.process_output, "__qualname__", "").startswith(_SCALING)
+        scaled = own and output_buffer is not None and output_buffer.dtype == torch.float32
+        answer = math.prod(self.decode_output_shape(z.shape)) * (4 if scaled else z.dtype.itemsize)
+        output = self._run("decoder", z, memory, answer, options, output_buffer, scaled)
+        self._scaled = output if scaled else None
+        return output
+
+    def process_output(self, picture: torch.Tensor) -> torch.Tensor:
+        """What ComfyUI does next with a picture."""
+        done, self._scaled = self._scaled, None
+        if done is not None and (done.data_ptr(), done.shape) == (picture.data_ptr(), picture.shape):
+            return picture
+        scaled: torch.Tensor = self.source.process_output(picture)
+        return scaled
 
     def encode(self, x: torch.Tensor, device: Any = None, **options: Any) -> torch.Tensor:
         """In the pool; the answer is smaller than what was asked."""
-        return self._run("encoder", x, self.source.memory_used_encode(x.shape, x.dtype), 0, options, None)
+        return self._run("encoder", x, self.source.memory_used_encode(x.shape, x.dtype), 0, options)
 
     def _run(
-        self, half: str, x: torch.Tensor, memory: float, answer: int, options: dict[str, Any], into: torch.Tensor | None
-    ) -> torch.Tensor:
+        self, half: str, x: torch.Tensor, memory: float, answer: int, options: dict[str, Any],
+        into: torch.Tensor | None = None, scaled: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
         """Encode or decode, in some `memory` bytes; the result has `answer`, and gets memory of its own without `into`.
         RequestError for NaN or an option that does not travel, ParallelError as PoolClient.run_vae."""
         if foreign := [name for name, value in options.items() if not isinstance(value, Scalar)]:
@@ -123,6 +140,7 @@ class RemoteVae:
                     answer_bytes=answer,
                     seed=torch.initial_seed() & (2**63 - 1),
                     options=options,
+                    scaled=scaled,
                     into=into,
                     should_cancel=self._notices.watching(pool, interrupted, "load"),
                 )
@@ -178,6 +196,7 @@ class ParallelVae(comfy.sd.VAE):
         devices = {"load_device": source.patcher.load_device, "offload_device": source.patcher.offload_device}
         self.patcher = RemoteVaePatcher(PoolVae(remote), **devices)
         shared = remote.request.ranks if remote.shares(self.patcher.load_device) else sys.maxsize
+        self.process_output = remote.process_output
         self.memory_used_decode = lambda shape, dtype: source.memory_used_decode(shape, dtype) / shared
         self.memory_used_encode = lambda shape, dtype: source.memory_used_encode(shape, dtype) / shared
 

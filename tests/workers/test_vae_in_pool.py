@@ -211,6 +211,31 @@ def test_comfyui_has_memory_ready_where_it_knows_how_large_a_picture_is(client, 
     assert not network.comfy_has_chunked_io
 
 
+def test_ranks_scale_what_goes_into_comfyuis_memory_and_comfyui_the_rest(client, path, monkeypatch):
+    latent = torch.randn(2, 16, 3, 7, 6, generator=torch.Generator().manual_seed(1))
+    vae, ours = load_and_share(path, client)
+    asked: list[bool] = []
+    run = client.run_vae
+
+    def spy(*given, **more):
+        asked.append(more["scaled"])
+        return run(*given, **more)
+
+    monkeypatch.setattr(client, "run_vae", spy)
+    with torch.inference_mode():
+        wanted = vae.decode(latent)
+        assert wanted.min() == 0  # some of it is clamped
+        assert wanted.max() == 1
+        for changed in (False, True):
+            if changed:  # by a node: no rank knows of it
+                ours.remote.source.process_output = lambda picture: picture.add_(1.0).div_(2.0).clamp_(0.0, 1.0)
+            torch.testing.assert_close(ours.decode(latent), wanted, rtol=0, atol=1e-5)
+        raw = ours.first_stage_model.decode(latent)  # as for tiles
+        torch.testing.assert_close(raw, vae.first_stage_model.decode(latent), rtol=0, atol=1e-4)
+        torch.testing.assert_close(ours.process_output(raw).movedim(1, -1), wanted, rtol=0, atol=1e-5)
+    assert asked == [True, False, False]
+
+
 def test_another_gpu_that_a_node_selects_is_comfyuis_before_it_and_has_no_effect_behind(client, path, monkeypatch):
     management, node, remote_vae = import_with_comfyui(
         "comfy.model_management", "comfy_extras.nodes_multigpu", "nodes.remote_vae"
