@@ -1,7 +1,7 @@
 """What cards without NVLink give: the planner's own prediction for pairs and fours of common cards. Needs no GPU.
 
     python -m benchmarks.link_model            # the table of docs/slow-links.md
-    python -m benchmarks.link_model --checked  # the same prediction of two H100s, beside what was measured there
+    python -m benchmarks.link_model --checked  # the same of two H100s, beside what was measured there
     python -m benchmarks.link_model --splits   # another way to share out a picture, which is not built, beside ours
 
 A cell is how many times as fast a step is as on one such card, by the exact plan that `auto` takes; 1.0 is one card.
@@ -35,6 +35,8 @@ CARDS = ("RTX 3090", "RTX 4090", "RTX 5090", "RTX 5060 Ti")
 RATES: Mapping[str, float] = {"x4": 4.0, "x8": 8.0, "x16": 13.0}
 """Of a PCIe 4.0 slot without peer access: 10^9 bytes a second that a card sends through the host's memory."""
 COUNTS = (2, 4)
+FORBIDDEN = 23.0
+"""Of two H100s whose NVLink is forbidden, as benchmarks.host_route measures it."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,14 @@ class Job:
 
     Args:
         measured: two H100s over NVLink, times as fast as one (benchmarks/results/in_comfyui.md); 0: not run.
+        forbidden: the same with NCCL_P2P_DISABLE=1 (benchmarks/results/host_route.md).
     """
 
     name: str
     model: ModelFacts
     request: RequestFacts
     measured: float = 0.0
+    forbidden: float = 0.0
 
 
 def _facts(title: str, heads: int, width: int, blocks: int, met: int, more: int = 0) -> ModelFacts:
@@ -67,7 +71,7 @@ def _square(width: int, count: float) -> int:
 
 
 JOBS = (
-    Job("FLUX.1 dev, 1024²", FLUX_DEV, flux_request(1024), measured=124.5 / 70.1),
+    Job("FLUX.1 dev, 1024²", FLUX_DEV, flux_request(1024), measured=124.5 / 70.1, forbidden=124.5 / 95.3),
     Job(
         "Qwen-Image, 1024², CFG",
         _facts("Qwen-Image", 24, 3072, 60, _square(3072, 12), _square(3072, 24)),
@@ -79,6 +83,7 @@ JOBS = (
         _facts("Z-Image", 30, 3840, 34, _square(3840, 4) + 3 * 3840 * 10240),
         RequestFacts(4096, 128, rows=64, steps=8),
         measured=92.8 / 52.8,
+        forbidden=92.8 / 75.5,
     ),
     Job(
         "Wan 2.2 14B, 480p, 81 frames",
@@ -199,18 +204,20 @@ def all_splits() -> str:
 
 
 def checked() -> str:
-    """Markdown: predicted and measured of two H100s."""
+    """Markdown: predicted and measured of two H100s, over NVLink and without."""
     lines = ["| | predicted | measured |", "|---|---|---|"]
-    for job in JOBS:
-        if job.measured:
-            lines.append(f"| {job.name} | {speed_up(job, 'H100', 2, NVLINK):.2f} | {job.measured:.2f} |")
+    links = [(NVLINK, "", "measured"), (through_host(FORBIDDEN), ", NVLink forbidden", "forbidden")]
+    for link, way, field in links:
+        for job in JOBS:
+            if measured := getattr(job, field):
+                lines.append(f"| {job.name}{way} | {speed_up(job, 'H100', 2, link):.2f} | {measured:.2f} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checked", action="store_true", help="two H100s over NVLink, beside what was measured")
+    parser.add_argument("--checked", action="store_true", help="two H100s, beside what was measured")
     parser.add_argument("--splits", action="store_true", help="another way to share out one picture, beside ours")
     asked = parser.parse_args()
     print(checked() if asked.checked else all_splits() if asked.splits else table())

@@ -4,13 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.link_model import JOBS, Split, checked, speed_up, splits, table, through_host
+from benchmarks.link_model import FORBIDDEN, JOBS, Split, checked, speed_up, splits, table, through_host
 from parallel_runtime.requests.facts import NVLINK
 
 
 @pytest.mark.parametrize("job", [job for job in JOBS if job.measured], ids=lambda job: job.model.title)
 def test_two_cards_with_nvlink_are_predicted_as_they_were_measured(job):
     assert speed_up(job, "H100", 2, NVLINK) == pytest.approx(job.measured, rel=0.15)
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS if job.forbidden], ids=lambda job: job.model.title)
+def test_and_so_are_two_whose_nvlink_is_forbidden(job):
+    assert speed_up(job, "H100", 2, through_host(FORBIDDEN)) == pytest.approx(job.forbidden, rel=0.15)
 
 
 def test_more_cards_are_never_slower_and_a_faster_slot_neither():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -19,14 +18,13 @@ import psutil
 import torch
 
 from parallel_runtime import measured
+from parallel_runtime.gpu_memory.nvlink import joined_by_nvlink
 from parallel_runtime.requests.facts import CPU, ETHERNET, HOST_MEMORY, NVLINK, PCIE, LinkFacts, MachineFacts, known_gpu
 from parallel_runtime.switches import is_on
 
 from .launch import PoolSpec
 from .state_folder import state_directory
 
-_NVLINK_GPUS = re.compile(r"\b(A100|A800|H100|H200|H800|H20|B200|GB200)\b(?!.*PCIe)")
-"""GPUs that come with NVLink to all others of a host."""
 _USABLE = 0.92
 """Share of a GPU's memory that a rank may plan with; the rest is the display's, the driver's and fragmentation."""
 _OF_HOST = 0.6  # share of the host's memory that weights may take; the rest is for ComfyUI and its other models
@@ -38,7 +36,7 @@ def find_machine(spec: PoolSpec) -> MachineFacts:
         return CPU
     reach, gpus = torch.cuda.can_device_access_peer, _properties(spec)
     reached = all(reach(one, other) for one, other in itertools.permutations(spec.devices, 2))
-    known = recall(spec, gpus, guess_link(gpus[0].name, reached))
+    known = recall(spec, gpus, guess_link(gpus, reached))
     return replace(known, host_bytes=int(psutil.virtual_memory().total * _OF_HOST))
 
 
@@ -48,11 +46,11 @@ def remember(spec: PoolSpec, facts: MachineFacts) -> None:
         measured.keep(state_directory() / "measured", _key(spec, _properties(spec), facts.link), asdict(facts))
 
 
-def guess_link(gpu: str, peer_access: bool) -> LinkFacts:
-    """The constants of a link, by the GPUs' name and whether they reach each other's memory."""
+def guess_link(gpus: Sequence[Any], peer_access: bool) -> LinkFacts:
+    """The constants of a link, by the GPUs, torch's properties of each, and whether they reach each other's memory."""
     if not peer_access or os.environ.get("NCCL_P2P_DISABLE") == "1":
         return HOST_MEMORY
-    return NVLINK if _NVLINK_GPUS.search(gpu) else PCIE
+    return NVLINK if joined_by_nvlink(gpus) else PCIE
 
 
 def recall(spec: PoolSpec, gpus: Sequence[Any], link: LinkFacts) -> MachineFacts:

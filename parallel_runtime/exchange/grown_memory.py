@@ -127,12 +127,14 @@ class PeerBuffers:
     lengths: tuple[int, ...]  # tokens of each rank
     table: torch.Tensor
     group: str  # its name
+    by_stores: bool = True  # kernels write to the others' memory; else copy engines do
 
 
 class PeerMemory(GrownMemory[tuple[torch.Tensor, Sequence[int]], PeerBuffers]):
     """Each rank's memory, and where on this GPU that of every rank is."""
 
     where = "memory"
+    by_stores = True  # of the buffers that are laid out next
 
     def _needed(self, heads: ExchangedHeads) -> int:
         landing, returned = _sizes(heads)
@@ -145,7 +147,7 @@ class PeerMemory(GrownMemory[tuple[torch.Tensor, Sequence[int]], PeerBuffers]):
         table = [pointer + start for start in (0, offset) for pointer in pointers]
         table += accumulate(heads.lengths, initial=0)
         addresses = torch.tensor(table, dtype=torch.int64, device=heads.device)
-        return PeerBuffers(own, offset, heads.lengths, addresses, self._group.group_name)
+        return PeerBuffers(own, offset, heads.lengths, addresses, self._group.group_name, self.by_stores)
 
     def _share(self, size: int, device: torch.device) -> tuple[tuple[torch.Tensor, Sequence[int]] | None, str]:
         memory, refusal = _tried(lambda torchs: torchs.empty(size, dtype=torch.uint8, device=device))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from ..gpu_memory.nvlink import joined_by_nvlink
 from ..mesh.agreement import all_agree
 from ..mesh.mesh import Mesh
 from ..switches import is_on
@@ -37,7 +38,9 @@ class HeadRoutes:
         """Return buffers for such heads, None where NCCL has to do it. Collective over the group."""
         if peers_are_near(self._group, heads.device):
             if self._reach is None:
-                self._reach = heads.device.type != "cuda" or _reach_one_another(self._group, heads.device)
+                on_gpu = heads.device.type == "cuda"
+                self._reach = not on_gpu or _reach_one_another(self._group, heads.device)
+                self._peers.by_stores = not on_gpu or (self._reach and _joined(self._group, heads.device))
             if self._reach:
                 return self._peers.buffers(heads)
         return self._host.buffers(heads) if may_go_through_host(heads.device) else None
@@ -60,13 +63,27 @@ def _one_host() -> bool:
 
 
 def _reach_one_another(group: dist.ProcessGroup, device: torch.device) -> bool:
-    own = torch.cuda.current_device() if device.index is None else device.index
-    unused = torch.ones(torch.cuda.device_count(), dtype=torch.int64, device=device)
-    unused[own] = 0
-    dist.all_reduce(unused, op=dist.ReduceOp.MIN, group=group)
-    used = [index for index, free in enumerate(unused.tolist()) if not free]
+    own, used = _own(device), _used(group, device)
     reached = all(torch.cuda.can_device_access_peer(own, index) for index in used if index != own)
     return all_agree(reached and len(used) == group.size(), group, device)
+
+
+def _joined(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether kernels write to the others' memory: over PCIe, stores are many times slower than copy engines."""
+    gpus = [torch.cuda.get_device_properties(index) for index in _used(group, device)]
+    return all_agree(joined_by_nvlink(gpus), group, device)
+
+
+def _used(group: dist.ProcessGroup, device: torch.device) -> list[int]:
+    """The group's GPUs. Collective over it."""
+    unused = torch.ones(torch.cuda.device_count(), dtype=torch.int64, device=device)
+    unused[_own(device)] = 0
+    dist.all_reduce(unused, op=dist.ReduceOp.MIN, group=group)
+    return [index for index, free in enumerate(unused.tolist()) if not free]
+
+
+def _own(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 @dataclass(frozen=True)

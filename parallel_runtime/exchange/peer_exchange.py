@@ -4,7 +4,8 @@ One kernel writes each head of query, key and value where the rank that attends 
 the attended values back. Blocks give it more to do where they can (acceleration/attention_pass.py): norm and rotary
 embedding, in the kernel that writes heads; and the feed-forward layer beside attention (FLUX.1's single blocks), which
 is computed while heads are on their way, and its share of the output projection while attended values are. What travels
-beside a matrix product is moved by the GPU's copy engines: the product wants every multiprocessor.
+beside a matrix product is moved by the GPU's copy engines: the product wants every multiprocessor. So is all that
+travels where NVLink does not join the GPUs.
 
 The two barriers of an attention also keep the buffers apart from call to call: a rank writes to a peer's `landing`
 only after the peer came to the second barrier, so after its attention has read the call before; and to its `returned`
@@ -51,27 +52,33 @@ def attend_over_peers(
     import torch.distributed._symmetric_memory as symmetric_memory
 
     ranks = symmetric_memory.rendezvous(buffers.memory, buffers.group)  # type: ignore[arg-type] # a str, before torch 2.13 too
-    exchange = _Exchange(ranks, queries[0], buffers, bool(beside))
+    layer = LayerBeside(beside) if beside else None
+    staged = layer is not None or not buffers.by_stores
+    exchange = _Exchange(ranks, queries[0], buffers, staged)
     exchange.send_heads(queries, keys, values, norms, eps)
-    if not beside:
+    if not staged:
         ranks.barrier(channel=0)
         exchange.return_tokens(exchange.attend(kernel, scale))
         ranks.barrier(channel=0)
         return exchange.returned().transpose(0, 1).clone(memory_format=torch.contiguous_format)
-    layer = LayerBeside(beside)
     compute, links = torch.cuda.current_stream(), _links(buffers.memory.device.index)
     links.wait_stream(compute)
     with torch.cuda.stream(links):
         exchange.move_heads()
-    layer.begin()
+    if layer is not None:
+        layer.begin()
     compute.wait_stream(links)
     attended = exchange.attend(kernel, scale)
     links.wait_stream(compute)
     with torch.cuda.stream(links):
         exchange.move_tokens(attended)
-    layer.go_on()
+    if layer is not None:
+        layer.go_on()
     compute.wait_stream(links)
-    return layer.end(exchange.moved().transpose(0, 1))
+    moved = exchange.moved().transpose(0, 1)
+    if layer is not None:
+        return layer.end(moved)
+    return moved.contiguous().unflatten(2, (exchange.heads, exchange.head_dim))
 
 
 @functools.cache
@@ -84,7 +91,7 @@ class _Exchange:
     """The way of one attention's tensors between the ranks. In `staging`, (ranks, own tokens, batch, 3, heads / ranks,
     head dim), lie heads that copy engines are to move; None where the kernel itself writes them to the others."""
 
-    def __init__(self, ranks: Any, query: Tensor, buffers: PeerBuffers, beside: bool):
+    def __init__(self, ranks: Any, query: Tensor, buffers: PeerBuffers, staged: bool):
         self.ranks, self.memory, self.table = ranks, buffers.memory, buffers.table
         self.offset, self.lengths = buffers.returned, buffers.lengths
         self.batch, _, self.heads, self.head_dim = query.shape
@@ -94,7 +101,7 @@ class _Exchange:
         # Of a token's heads of one rank, in all items of the batch.
         self.elements_per_token = self.batch * self.heads_per_rank * self.head_dim
         self.staging: Tensor | None = None
-        if beside:
+        if staged:
             each = (self.own, self.batch, 3, self.heads_per_rank, self.head_dim)
             self.staging = query.new_empty((ranks.world_size, *each))
 
@@ -144,7 +151,7 @@ class _Exchange:
 
     def move_tokens(self, attended: Tensor) -> None:
         """Copy attended values to the ranks whose tokens they are, and wait for what is ours; ranks one by one."""
-        pieces = attended.transpose(0, 1).split(self.lengths)
+        pieces = attended.transpose(0, 1).contiguous().split(self.lengths)  # or a kernel would copy them
         for to in (*self.others, self.ranks.rank):
             start = self.offset // self.dtype.itemsize + self.ranks.rank * self.lengths[to] * self.elements_per_token
             self.ranks.get_buffer(to, pieces[to].shape, self.dtype, start).copy_(pieces[to])

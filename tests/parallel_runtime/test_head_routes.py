@@ -22,6 +22,7 @@ def two_gpus(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(head_routes, "_reach_one_another", lambda group, device: True)
+    monkeypatch.setattr(head_routes, "_joined", lambda group, device: True)
 
 
 def way(device: torch.device = GPU) -> str | None:
@@ -35,6 +36,15 @@ def test_gpus_that_reach_each_other_go_to_their_memory_and_others_through_the_ho
     assert way() == "peers"
     monkeypatch.setattr(head_routes, "_reach_one_another", lambda group, device: False)
     assert way() == "host"
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_kernels_write_to_peers_where_nvlink_joins_them(two_gpus, monkeypatch, joined):
+    monkeypatch.setattr(head_routes, "_joined", lambda group, device: joined)
+    routes: Any = HeadRoutes(SimpleNamespace(size=lambda: 2))  # type: ignore[arg-type]
+    routes._peers = SimpleNamespace(buffers=lambda heads: routes._peers.by_stores)
+    for _ in range(2):
+        assert routes.buffers(ExchangedHeads((4, 4), 1, 8, 16, torch.bfloat16, GPU)) is joined
 
 
 def test_the_environment_says_who_takes_neither(two_gpus, monkeypatch):
@@ -75,3 +85,19 @@ def test_reach_is_asked_of_the_groups_gpus_alone(monkeypatch, others, reached, a
     group: Any = SimpleNamespace(size=lambda: 2)
     assert head_routes._reach_one_another(group, torch.device("cpu")) == agreed
     assert asked == [(0, other) for other in others]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_whether_nvlink_joins_them_is_asked_of_the_groups_gpus_and_agreed(monkeypatch, own):
+    def reduce(unused: torch.Tensor, op: object, group: object) -> None:
+        unused[2] = 0
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: index)
+    monkeypatch.setattr(head_routes.dist, "all_reduce", reduce)
+    monkeypatch.setattr(head_routes, "joined_by_nvlink", lambda gpus: own and gpus == [0, 2])
+    votes: list[bool] = []
+    monkeypatch.setattr(head_routes, "all_agree", lambda own, group, device: votes.append(own))
+    head_routes._joined(SimpleNamespace(size=lambda: 2), torch.device("cpu"))  # type: ignore[arg-type]
+    assert votes == [own]

@@ -6,23 +6,30 @@ and the memory, the offsets and the copies between ranks are still the product's
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
 import subprocess
 import sys
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed._symmetric_memory as symmetric_memory
 import torch.nn.functional as F
 
+from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.rotary import norm_rotate
+from parallel_runtime.exchange import peer_exchange
 from parallel_runtime.exchange.grown_memory import PeerBuffers
-from parallel_runtime.exchange.peer_exchange import _Exchange, _words
+from parallel_runtime.exchange.peer_exchange import _Exchange, _words, attend_over_peers
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
 BATCH, HEADS, HEAD_DIM = 2, 12, 16
@@ -131,6 +138,50 @@ def plain_kernels(monkeypatch):
 @pytest.mark.parametrize(("lengths", "parts"), CASES)
 def test_every_rank_gets_attention_over_all_tokens_for_its_own(plain_kernels, lengths, parts, beside, normed):
     check(lengths, parts, beside, normed)
+
+
+class Meeting(Ranks):
+    """The same where ranks are threads, which wait for each other."""
+
+    def __init__(self, rank, memories, barrier):
+        super().__init__(rank, memories)
+        self.barrier = lambda channel: barrier.wait(timeout=60)
+
+
+@pytest.mark.parametrize(("by_stores", "beside"), [(True, False), (False, False), (True, True), (False, True)])
+@pytest.mark.parametrize(("lengths", "parts"), CASES)
+def test_a_whole_attention_by_stores_or_copy_engines(plain_kernels, monkeypatch, lengths, parts, by_stores, beside):
+    group = Group(lengths, parts, beside)
+    barrier = threading.Barrier(len(lengths))
+    meetings = {memory.data_ptr(): Meeting(rank, group.memories, barrier) for rank, memory in enumerate(group.memories)}
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(symmetric_memory, "rendezvous", lambda memory, name: meetings[memory.data_ptr()])
+    monkeypatch.setattr(peer_exchange, "_links", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    moved, plain = [], _Exchange.move_heads
+    monkeypatch.setattr(_Exchange, "move_heads", lambda exchange: (moved.append(1), plain(exchange)))
+    width, inner = HEADS * HEAD_DIM, 10
+    sizes = [(inner, 6), (inner,), (7, width + inner), (7,)]
+    layers = [[torch.randn(BATCH, own, 6), *(torch.randn(size) for size in sizes)] for own in lengths]
+
+    def attend(rank):
+        landing = sum(lengths) * BATCH * 3 * width // len(lengths) * 4
+        buffers = PeerBuffers(group.memories[rank], landing, lengths, group.table, "", by_stores)
+        own, kernel = (*group.tokens[rank], group.norms(rank, True), 1e-6), KERNELS["sdpa"].attend
+        return attend_over_peers(*own, layers[rank] if beside else [], kernel, buffers, None)
+
+    with ThreadPoolExecutor(len(lengths)) as threads:
+        found = list(threads.map(attend, range(len(lengths))))
+    query, key, value = (part.transpose(1, 2) for part in group.whole(True))
+    expected = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).split(lengths, 1)
+    for got, own, (x, *layer) in zip(found, expected, layers, strict=True):
+        if beside:
+            own = linear_of_parts([own.flatten(2), linear_gelu(x, *layer[:2])], *layer[2:])
+        assert got.shape == own.shape
+        assert got.is_contiguous()
+        torch.testing.assert_close(got, own, rtol=1e-4, atol=1e-4)
+    assert len(moved) == (len(lengths) if beside or not by_stores else 0)
 
 
 def check(lengths, parts, beside, normed, dtype=torch.float32, tolerance=1e-5, each=2):

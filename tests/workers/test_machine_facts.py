@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -91,12 +92,14 @@ def test_hosts_are_joined_by_a_network_until_it_is_measured():
     assert machine.link_over(1, 4).all_to_all < machine.link_over(2, 2).all_to_all * 1.01 < NVLINK.all_to_all
 
 
-def test_the_kind_of_a_link_is_guessed_by_the_gpus_name(monkeypatch):
-    assert guess_link("NVIDIA H200", True) == NVLINK
-    assert guess_link("NVIDIA H100 PCIe", True) == PCIE
-    assert guess_link("NVIDIA H200", False) == HOST_MEMORY
+def test_the_kind_of_a_link_is_guessed_by_the_gpus(monkeypatch):
+    h200s = [SimpleNamespace(name="NVIDIA H200")] * 2
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert guess_link(h200s, True) == NVLINK
+    assert guess_link([SimpleNamespace(name="NVIDIA H100 PCIe")], True) == PCIE
+    assert guess_link(h200s, False) == HOST_MEMORY
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    assert guess_link("NVIDIA H200", True) == HOST_MEMORY
+    assert guess_link(h200s, True) == HOST_MEMORY
 
 
 def test_cpu_ranks_are_never_kept():
