@@ -99,11 +99,12 @@ class RemoteVae:
         return (shape[0], source.output_channels, *sides)
 
     def decode(self, z: torch.Tensor, output_buffer: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
-        """Into a buffer the ranks scale it, too, faster than the host: three passes over a video fewer."""
-        memory = self.source.memory_used_decode(z.shape, z.dtype)
-        own = getattr(self.source.process_output, "__qualname__", "").startswith(_SCALING)
-        scaled = own and output_buffer is not None and output_buffer.dtype == torch.float32
-        answer = math.prod(self.decode_output_shape(z.shape)) * (4 if scaled else z.dtype.itemsize)
+        """A picture into a buffer the ranks scale, too, faster than the host, as float32: of a video, of which twice
+        the bytes would travel, nothing would be gained."""
+        memory, shape = self.source.memory_used_decode(z.shape, z.dtype), self.decode_output_shape(z.shape)
+        scaled = output_buffer is not None and output_buffer.dtype == torch.float32 and math.prod(shape[2:-2]) == 1
+        scaled &= getattr(self.source.process_output, "__qualname__", "").startswith(_SCALING)
+        answer = math.prod(shape) * (4 if scaled else z.dtype.itemsize)
         output = self._run("decoder", z, memory, answer, options, output_buffer, scaled)
         self._scaled = output if scaled else None
         return output

@@ -212,7 +212,7 @@ def test_comfyui_has_memory_ready_where_it_knows_how_large_a_picture_is(client, 
 
 
 def test_ranks_scale_what_goes_into_comfyuis_memory_and_comfyui_the_rest(client, path, monkeypatch):
-    latent = torch.randn(2, 16, 3, 7, 6, generator=torch.Generator().manual_seed(1))
+    latent = torch.randn(2, 16, 1, 7, 6, generator=torch.Generator().manual_seed(1))
     vae, ours = load_and_share(path, client)
     asked: list[bool] = []
     run = client.run_vae
@@ -233,7 +233,8 @@ def test_ranks_scale_what_goes_into_comfyuis_memory_and_comfyui_the_rest(client,
         raw = ours.first_stage_model.decode(latent)  # as for tiles
         torch.testing.assert_close(raw, vae.first_stage_model.decode(latent), rtol=0, atol=1e-4)
         torch.testing.assert_close(ours.process_output(raw).movedim(1, -1), wanted, rtol=0, atol=1e-5)
-    assert asked == [True, False, False]
+        ours.decode(latent.expand(-1, -1, 3, -1, -1))
+    assert asked == [True, False, False, False]
 
 
 def test_another_gpu_that_a_node_selects_is_comfyuis_before_it_and_has_no_effect_behind(client, path, monkeypatch):
