@@ -135,9 +135,9 @@ def _split_products(graph: fx.Graph) -> None:
     for linear in linears:
         (split, *others) = linear.users
         parts = _parts_of(split) if not others else None
-        if parts is None or not any(_gelu_of(part) or _gate_of(part) for part in parts):
-            continue
         x, weight, bias = linear.args
+        if parts is None or not any(_gelu_of(part) or (bias is None and _gate_of(part)) for part in parts):
+            continue
         first = 0
         for part, size in zip(parts, split.args[1], strict=True):
             gated = _gate_of(part) if bias is None else None

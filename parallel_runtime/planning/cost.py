@@ -149,7 +149,8 @@ class PlannedStep:
                 started = link.latency + (fitted.COLLECTIVE_SECONDS if self.machine.on_gpu else 0.0)
                 seconds += blocks * (2 * started + moved)
             else:
-                seconds += blocks * (2 * link.latency + moved) - self.hiding * min(moved, self.beside_seconds(tokens))
+                hiding = self.model.parallel_blocks if self.compiled else 0
+                seconds += blocks * (2 * link.latency + moved) - hiding * min(moved, self._beside_seconds(tokens))
         if plan.ring > 1:
             link = self.machine.link_over(plan.ulysses, plan.ring)
             sent = 2 * self.activation(keys / plan.ring) / plan.ulysses
@@ -161,18 +162,14 @@ class PlannedStep:
 
     def _route_seconds(self, tokens: float, keys: float, moved: float, latency: float) -> float:
         """Of all blocks' exchanges through the host's memory, each of which moves data for so long."""
-        attention = self.attention_seconds(tokens, keys)
+        attention, beside = self.attention_seconds(tokens, keys), self._beside_seconds(tokens)
         shown = moved - min(moved, attention) * (1 - fitted.SEEN_OF_EXCHANGE)
-        beside = max(fitted.SEEN_BESIDE * moved, moved - attention - self.beside_seconds(tokens))
-        return self.model.blocks * (2 * latency + shown) - self.hiding * max(0.0, shown - beside)
+        hidden = shown - max(fitted.SEEN_BESIDE * moved, moved - attention - beside)
+        hiding = self.model.parallel_blocks if self.compiled else 0
+        return self.model.blocks * (2 * latency + shown) - hiding * max(0.0, hidden)
 
-    @cached_property
-    def hiding(self) -> int:
-        """Blocks whose exchange runs beside their feed-forward layer."""
-        return self.model.parallel_blocks if self.compiled else 0
-
-    def beside_seconds(self, tokens: float) -> float:
-        """Of the feed-forward layer of one of these, for so many tokens of this rank."""
+    def _beside_seconds(self, tokens: float) -> float:
+        """Of the feed-forward layer of a parallel block, for so many tokens of this rank."""
         feed_forward = fitted.FEED_FORWARD * self.model.image_parameters / self.model.blocks
         return 2 * self.batch * tokens * feed_forward / self.matmul
 
