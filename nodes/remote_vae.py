@@ -3,9 +3,10 @@ which shared rows do, too: the nodes with tiles run whole."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import comfy.sd
@@ -70,6 +71,7 @@ class RemoteVae:
         self._connect = connect
         self._notices = notices
         self._pool: PoolClient | None = None
+        self._scales = False  # what comes next is ComfyUI's own decode, with its own scaling
         self._scaled: torch.Tensor | None = None  # what ranks have scaled, and ComfyUI is about to
 
     @property
@@ -102,12 +104,21 @@ class RemoteVae:
         """A picture into a buffer the ranks scale, too, faster than the host, as float32: of a video, of which twice
         the bytes would travel, nothing would be gained."""
         memory, shape = self.source.memory_used_decode(z.shape, z.dtype), self.decode_output_shape(z.shape)
-        scaled = output_buffer is not None and output_buffer.dtype == torch.float32 and math.prod(shape[2:-2]) == 1
-        scaled &= getattr(self.source.process_output, "__qualname__", "").startswith(_SCALING)
+        scaled = self._scales and output_buffer is not None and math.prod(shape[2:-2]) == 1
         answer = math.prod(shape) * (4 if scaled else z.dtype.itemsize)
         output = self._run("decoder", z, memory, answer, options, output_buffer, scaled)
         self._scaled = output if scaled else None
         return output
+
+    @contextlib.contextmanager
+    def scaling(self, process_output: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+        """Around ComfyUI's own decode, which calls this with each picture: ranks may do what it does."""
+        own = getattr(self.source.process_output, "__qualname__", "").startswith(_SCALING)
+        self._scales = own and process_output == self.process_output  # else a node has set another
+        try:
+            yield
+        finally:
+            self._scales, self._scaled = False, None
 
     def process_output(self, picture: torch.Tensor) -> torch.Tensor:
         """What ComfyUI does next with a picture."""
@@ -204,6 +215,10 @@ class ParallelVae(comfy.sd.VAE):
     # *Select VAE Device* sets both in a copy, and so for a device on which nothing of this VAE is.
     device = property(lambda self: torch.device("cpu"), lambda self, device: None)
     first_stage_model = property(lambda self: self.remote, lambda self, network: None)
+
+    def decode(self, samples, *args: Any, **kwargs: Any):
+        with self.remote.scaling(self.process_output):
+            return super().decode(samples, *args, **kwargs)
 
     def prepare_decode(self, *args: Any, **kwargs: Any):
         """Called by nodes that use more of the network than `decode` (Trellis 2): ComfyUI's own is loaded for them."""

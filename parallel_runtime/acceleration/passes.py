@@ -141,7 +141,7 @@ def _split_products(graph: fx.Graph) -> None:
         first = 0
         for part, size in zip(parts, split.args[1], strict=True):
             gated = _gate_of(part) if bias is None else None
-            with graph.inserting_before(gated or split):
+            with graph.inserting_before(split):
                 rows = [graph.call_function(torch.narrow, (each, 0, first, size)) for each in (weight, bias) if each]
                 if gated is None:
                     missing = [None] * (2 - len(rows))
@@ -179,7 +179,7 @@ def _gate_of(node: Any) -> fx.Node | None:
     if chunk.target != "chunk" or chunk.args[1:] != (2,) or chunk.kwargs.get("dim") != -1:
         return None
     halves: dict[Any, Any] = {user.args[1]: user for user in chunk.users if user.target is getitem}
-    if len(halves) != len(chunk.users) or any(len(half.users) != 1 for half in halves.values()):
+    if halves.keys() != {0, 1} or len(chunk.users) != 2 or any(len(half.users) != 1 for half in halves.values()):
         return None
     ((silu,), (product,)) = (halves[index].users for index in range(2))
     if silu.target is not F.silu or list(silu.users) != [product] or product.target is not mul:
@@ -197,7 +197,7 @@ def _fuse_gelu(graph: fx.Graph, linear: fx.Node) -> None:
     gelu = _gelu_of(linear)
     if gelu is None:
         return
-    with graph.inserting_before(gelu):
+    with graph.inserting_before(linear):  # what it reads may be changed in place behind it
         fused = graph.call_function(torch.ops.parallel_dit.linear_gelu.default, tuple(_arguments(linear)))
     replace(gelu, fused)
 

@@ -118,9 +118,9 @@ class GrownMemory(ABC, Generic[Memory, Buffers]):
 class PeerBuffers:
     """This rank's buffers for one shape of attention, and where those of the others are. In `memory`, (bytes,) uint8,
     lie `landing` (tokens of all ranks, batch, 3, heads / ranks, head dim), where the others put query, key and value,
-    and from byte `returned` on attended values of own tokens x batch x all heads. `table`, int64 on the GPU, has the
-    address of every rank's landing, of every rank's returned, and the first token of every rank with the number of all
-    tokens at the end."""
+    and from byte `returned` on attended values, (ranks, own tokens, batch, heads / ranks, head dim). `table`, int64 on
+    the GPU, has the address of every rank's landing, of every rank's returned, and the first token of every rank with
+    the number of all tokens at the end."""
 
     memory: torch.Tensor
     returned: int

@@ -41,17 +41,19 @@ def attend_through_host(
     group. Buffers are for these shapes, heads rounded up to a multiple of the ranks. A layer `beside` it is begun, and
     not ended, which is the caller's."""
     heads = query.shape[2]
-    query, key, value = even_heads(len(buffers.lengths), query, key, value)
+    way = _Way(buffers, *even_heads(len(buffers.lengths), query, key, value))
+    if beside is not None:
+        beside.begin()  # behind what packs heads, which these wait for alone
     with unbroken():
-        return _Way(query, key, value, buffers).go(kernel, scale, beside)[:, :, :heads]
+        return way.go(kernel, scale, beside)[:, :, :heads]
 
 
 class _Way:
     """The way of one attention's tensors between the ranks: of n chunks, load c has the heads of chunk c, and load
-    n + c what was attended with them. All memory is taken on the caller's stream before the first message, and held
-    until the last."""
+    n + c what was attended with them. All memory but that of results is taken on the caller's stream before the first
+    message, and held until the last."""
 
-    def __init__(self, query: Tensor, key: Tensor, value: Tensor, buffers: HostBuffers):
+    def __init__(self, buffers: HostBuffers, query: Tensor, key: Tensor, value: Tensor):
         lengths, rank, chunks = buffers.lengths, buffers.rank, buffers.chunks
         batch, own, heads, head_dim = query.shape
         degree = len(lengths)
@@ -64,12 +66,12 @@ class _Way:
         # (ranks, own tokens, batch, heads / ranks, head dim): the first dim is the rank that it goes to.
         self._wire = [part.unflatten(2, (degree, -1)).permute(2, 1, 0, 3, 4) for part in (query, key, value)]
         self._loads: list[tuple[dict[int, Tensor], object]] = []  # that can be sent, by who gets it, and when
+        for chunk in range(len(chunks)):
+            self._pack(chunk)
 
     def go(self, kernel: Attend, scale: float | None, beside: LayerBeside | None) -> Tensor:
         """Attended values of this rank's tokens, (batch, local tokens, heads, head dim)."""
         count, pieces, sent = len(self._chunks), self._pieces, 0
-        for chunk in range(count):
-            self._pack(chunk)
         for message in range(2 * count * pieces):
             while sent < min(len(self._loads) * pieces, message + SLOTS):
                 parts, ready = self._loads[sent // pieces]
@@ -78,8 +80,6 @@ class _Way:
             load, piece = divmod(message, pieces)
             self._exchange.receive(message, self._piece(self._coming(load), piece))
             if load < count and piece == pieces - 1:
-                if load == 0 and beside is not None:
-                    beside.begin()
                 self._exchange.take(message)
                 self._attend(load, kernel, scale)
         if beside is not None:

@@ -2,7 +2,7 @@
 
 One kernel writes each head of query, key and value where the rank that attends with it reads it; a second one writes
 the attended values back. Blocks give it more to do where they can (acceleration/attention_pass.py): norm and rotary
-embedding, in the kernel that writes heads; and the feed-forward layer beside attention (FLUX.1's single blocks), which
+embedding, in the kernel that writes heads; and the feed-forward layer beside attention (FLUX's single blocks), which
 is computed while heads are on their way, and its share of the output projection while attended values are. What travels
 beside a matrix product is moved by the GPU's copy engines: the product wants every multiprocessor. So is all that
 travels where NVLink does not join the GPUs.
@@ -60,7 +60,7 @@ def attend_over_peers(
         ranks.barrier(channel=0)
         exchange.return_tokens(exchange.attend(kernel, scale))
         ranks.barrier(channel=0)
-        return exchange.returned().transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        return exchange.returned().unflatten(2, (exchange.heads, exchange.head_dim))
     compute, links = torch.cuda.current_stream(), _links(buffers.memory.device.index)
     links.wait_stream(compute)
     with torch.cuda.stream(links):
@@ -75,10 +75,8 @@ def attend_over_peers(
     if layer is not None:
         layer.go_on()
     compute.wait_stream(links)
-    moved = exchange.moved().transpose(0, 1)
-    if layer is not None:
-        return layer.end(moved)
-    return moved.contiguous().unflatten(2, (exchange.heads, exchange.head_dim))
+    returned = exchange.returned()
+    return layer.end(returned) if layer is not None else returned.unflatten(2, (exchange.heads, exchange.head_dim))
 
 
 @functools.cache
@@ -140,14 +138,11 @@ class _Exchange:
         return kernel(query, key, value, None, scale)
 
     def return_tokens(self, attended: Tensor) -> None:
-        """Write attended values to the ranks whose tokens they are, beside those of the other ranks."""
+        """Write attended values to the ranks whose tokens they are, where `move_tokens` copies them: a rank may do
+        either, as another's block may have a layer beside it or not."""
         from .peer_kernels import push_tokens
 
         push_tokens(_words(attended), self.table, self.ranks.rank, self.ranks.world_size)
-
-    def returned(self) -> Tensor:
-        """What `return_tokens` of all ranks wrote here, (own tokens, batch, heads, head dim)."""
-        return self._view(self.offset, (self.own, self.batch, self.heads, self.head_dim))
 
     def move_tokens(self, attended: Tensor) -> None:
         """Copy attended values to the ranks whose tokens they are, and wait for what is ours; ranks one by one."""
@@ -157,10 +152,10 @@ class _Exchange:
             self.ranks.get_buffer(to, pieces[to].shape, self.dtype, start).copy_(pieces[to])
         self.ranks.barrier(channel=0)
 
-    def moved(self) -> Tensor:
-        """What `move_tokens` of all ranks wrote here, (own tokens, batch, width): a copy."""
+    def returned(self) -> Tensor:
+        """What all ranks wrote here, (batch, own tokens, width): a copy."""
         shape = (self.ranks.world_size, self.own, self.batch, self.heads_per_rank * self.head_dim)
-        return torch.cat(self._view(self.offset, shape).unbind(0), -1)
+        return torch.cat([part.transpose(0, 1) for part in self._view(self.offset, shape).unbind(0)], -1)
 
     def _view(self, start: int, shape: tuple[int, ...]) -> Tensor:
         return self.memory[start : start + math.prod(shape) * self.dtype.itemsize].view(self.dtype).view(shape)

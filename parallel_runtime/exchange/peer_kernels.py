@@ -100,8 +100,9 @@ def _push_tokens_kernel(
     for other in tl.static_range(1, RANKS):
         owner += (token >= tl.load(table + 2 * RANKS + other)).to(owner.dtype)
     start = tl.load(table + 2 * RANKS + owner)
+    own = tl.load(table + 2 * RANKS + owner + 1) - start
     returned = tl.multiple_of(tl.load(table + RANKS + owner), 16).to(tl.pointer_type(tl.int64))
-    place = (((token - start) * batch + item) * RANKS + rank) * ROW
+    place = ((rank * own + token - start) * batch + item) * ROW
     tl.store(returned[:, None] + place[:, None] + column[None, :], words, mask=inside)
 
 
@@ -154,7 +155,7 @@ def push_normed_heads(
 
 def push_tokens(attended: Tensor, table: Tensor, rank: int, ranks: int) -> None:
     """Write the attended values of each rank's tokens, (batch, tokens of all ranks, words of this rank's heads), int64,
-    the last dim dense, to its returned buffer, beside those of the other ranks."""
+    the last dim dense, to its returned buffer, behind those of the ranks before this one."""
     batch, tokens, words = attended.shape
     width, rows = _tiles(words)
     grid = (triton.cdiv(tokens * batch, rows), triton.cdiv(words, width))

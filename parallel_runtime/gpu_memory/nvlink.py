@@ -8,7 +8,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-_ALWAYS = re.compile(r"\b(A100|A800|H100|H200|H800|H20|B200|GB200)\b(?!.*PCIe)")
+_ALWAYS = re.compile(
+    r"^(?!.*(PCIe|\bNVL\b|\bActive\b|\bMIG\b|\bGRID\b)).*\b(A100|A800|H100|H200|H800|H20|B200|GB200)\b", re.IGNORECASE
+)
 
 
 def joined_by_nvlink(gpus: Sequence[Any]) -> bool:
@@ -19,13 +21,14 @@ def joined_by_nvlink(gpus: Sequence[Any]) -> bool:
         import pynvml as nvml
     except ImportError:
         return False
-    with contextlib.suppress(nvml.NVMLError):
+    with contextlib.suppress(nvml.NVMLError, OSError, AttributeError):
         nvml.nvmlInit()
         try:
             # Older torch tells no UUID.
             known = [nvml.nvmlDeviceGetHandleByUUID(f"GPU-{getattr(gpu, 'uuid', '')}") for gpu in gpus]
             kind, there = nvml.NVML_P2P_CAPS_INDEX_NVLINK, nvml.NVML_P2P_STATUS_OK
-            return all(nvml.nvmlDeviceGetP2PStatus(*pair, kind) == there for pair in itertools.permutations(known, 2))
+            pairs = list(itertools.permutations(known, 2))
+            return bool(pairs) and all(nvml.nvmlDeviceGetP2PStatus(*pair, kind) == there for pair in pairs)
         finally:
             nvml.nvmlShutdown()
     return False

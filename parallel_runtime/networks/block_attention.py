@@ -102,7 +102,8 @@ class BlockAttention:
             return attended if beside else attended.flatten(2)
         if isinstance(buffers, HostBuffers) and beside:
             self.calls += 1
-            parts, layer = (*apply_norms(queries, keys, norms, eps), torch.cat(values, 1)), LayerBeside(beside)
+            value = values[0] if len(values) == 1 else torch.cat(values, 1)
+            parts, layer = (*apply_norms(queries, keys, norms, eps), value), LayerBeside(beside)
             attended = attend_through_host(*parts, kernel=kernel, buffers=buffers, scale=scale, beside=layer)
             return layer.end(attended.flatten(2))
         return None

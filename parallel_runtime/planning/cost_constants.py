@@ -48,7 +48,7 @@ FEED_FORWARD = 2 / 3  # of a block's weights; counted: 8 of 12 times width²
 """In a block that attends and feeds forward from one input."""
 SEEN_OF_EXCHANGE = 0.31  # of it; counted: a chunk of four and a piece, exchange/grown_memory.py
 """Of the way through the host's memory, however long attention hides it."""
-SEEN_BESIDE = 0.08  # of it; counted: a piece on its way in, and on its way back
+SEEN_BESIDE = 0.06  # of it; counted: the way back of one chunk of four, a quarter of what travels
 """Of that where the block has a feed-forward layer to compute meanwhile."""
 MERGE_PASSES = 12  # activations a token and pass of the ring; counted, in float32
 """That a ring's log-sum-exp merge reads and writes."""

@@ -30,8 +30,8 @@ class ModelFacts:
     # Weights in the blocks that meet one row per picture and that the ranks of a sequence group multiply in shares
     # (networks/modulation.py).
     shared_parameters: int = 0
-    # Blocks that attend and feed forward from one input (FLUX.1's single blocks); compiled, their exchange over peer
-    # memory runs beside matrix products (exchange/peer_exchange.py).
+    # Blocks that attend and feed forward from one input (FLUX's single blocks); compiled, their exchange runs beside
+    # matrix products (exchange/layer_beside.py).
     parallel_blocks: int = 0
 
     @property

@@ -42,3 +42,16 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[
         told = request.tokens * facts.image_parameters + request.text_tokens * facts.text_parameters
         found[name] = latents[0][0] * told / seen[0]
     return found
+
+
+def hiding(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[str, list[int]]:
+    """{name: blocks whose exchange runs beside their feed-forward layer, in 16 bit and quantised}."""
+    use_comfyui(comfyui, {"cpu": True})
+    from tests.comfyui_networks.catalogue import TINY
+
+    found = {}
+    for name in names:
+        network = TINY[name]().network
+        numbers = sum(parameter.numel() for parameter in network.parameters())
+        found[name] = [describe_network(network, each * numbers, 2).facts.parallel_blocks for each in (2, 1)]
+    return found

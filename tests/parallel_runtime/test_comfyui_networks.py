@@ -77,6 +77,12 @@ def test_plans_reckon_with_the_products_that_a_forward_has():
     assert set(ratios) == set(names)
 
 
+def test_plans_know_the_blocks_whose_exchange_hides_behind_their_feed_forward_layer():
+    names = ["flux", "flux2", "chroma", "qwen-image", "z-image"]
+    (found,) = run_ranks(1, "tests.comfyui_networks.described:hiding", {"comfyui": str(COMFYUI), "names": names})
+    assert found == {"flux": [2, 0], "flux2": [2, 0], "chroma": [2, 0], "qwen-image": [0, 0], "z-image": [0, 0]}
+
+
 def test_every_model_of_comfyui_is_known():
     (found,) = run_ranks(1, "tests.comfyui_networks.inventory:inventory", {"comfyui": str(COMFYUI)})
     networks, known = found["networks"], {*NETWORKS, *NO_DIFFUSION}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parallel_runtime.exchange import head_routes
-from parallel_runtime.exchange.grown_memory import ExchangedHeads
+from parallel_runtime.exchange.grown_memory import ExchangedHeads, PeerMemory
 from parallel_runtime.exchange.head_routes import HeadRoutes
 
 GPU = torch.device("cuda", 0)
@@ -101,3 +101,12 @@ def test_whether_nvlink_joins_them_is_asked_of_the_groups_gpus_and_agreed(monkey
     monkeypatch.setattr(head_routes, "all_agree", lambda own, group, device: votes.append(own))
     head_routes._joined(SimpleNamespace(size=lambda: 2), torch.device("cpu"))  # type: ignore[arg-type]
     assert votes == [own]
+
+
+@pytest.mark.parametrize("by_stores", [True, False])
+def test_buffers_tell_whether_kernels_write_to_peers(by_stores):
+    memory = PeerMemory(SimpleNamespace(group_name="g"))  # type: ignore[arg-type]
+    memory.by_stores = by_stores
+    heads = ExchangedHeads((4, 4), 1, 8, 16, torch.bfloat16, torch.device("cpu"))
+    laid_out = memory._lay_out(heads, (torch.zeros(1 << 16, dtype=torch.uint8), [0, 1]))
+    assert laid_out.by_stores is by_stores

@@ -45,7 +45,15 @@ def nvml(monkeypatch):
 def test_some_gpus_always_have_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert joined_by_nvlink(gpus("NVIDIA H200", "NVIDIA H100 80GB HBM3"))
-    assert not joined_by_nvlink(gpus("NVIDIA H100 PCIe", "NVIDIA H100 PCIe"))
+    for name in (
+        "NVIDIA H100 PCIe",
+        "NVIDIA A100-PCIE-40GB",
+        "NVIDIA H100 NVL",
+        "GRID A100-40C",
+        "NVIDIA A800 40GB Active",
+    ):
+        assert not joined_by_nvlink(gpus(name, name))
+    assert not joined_by_nvlink(gpus("NVIDIA GeForce RTX 4090"))
     assert not joined_by_nvlink(gpus("NVIDIA H200", "NVIDIA GeForce RTX 3090"))
 
 

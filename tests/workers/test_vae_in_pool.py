@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,15 +227,20 @@ def test_ranks_scale_what_goes_into_comfyuis_memory_and_comfyui_the_rest(client,
         wanted = vae.decode(latent)
         assert wanted.min() == 0  # some of it is clamped
         assert wanted.max() == 1
-        for changed in (False, True):
-            if changed:  # by a node: no rank knows of it
-                ours.remote.source.process_output = lambda picture: picture.add_(1.0).div_(2.0).clamp_(0.0, 1.0)
-            torch.testing.assert_close(ours.decode(latent), wanted, rtol=0, atol=1e-5)
-        raw = ours.first_stage_model.decode(latent)  # as for tiles
-        torch.testing.assert_close(raw, vae.first_stage_model.decode(latent), rtol=0, atol=1e-4)
+        torch.testing.assert_close(ours.decode(latent), wanted, rtol=0, atol=1e-5)
+        assert ours.remote._scaled is None
+        raw, buffer = vae.first_stage_model.decode(latent), torch.zeros(2, 3, 1, 56, 48)
+        changed = copy.copy(ours)  # by a node
+        changed.process_output = lambda picture: picture
+        torch.testing.assert_close(changed.decode(latent), raw.movedim(1, -1), rtol=0, atol=1e-4)
+        for more in ({}, {"output_buffer": buffer}):  # as for tiles; as some node may do
+            found = ours.first_stage_model.decode(latent, **more)
+            torch.testing.assert_close(found, raw, rtol=0, atol=1e-4)
         torch.testing.assert_close(ours.process_output(raw).movedim(1, -1), wanted, rtol=0, atol=1e-5)
         ours.decode(latent.expand(-1, -1, 3, -1, -1))
-    assert asked == [True, False, False, False]
+        ours.remote.source.process_output = lambda picture: picture.add_(1.0).div_(2.0).clamp_(0.0, 1.0)
+        torch.testing.assert_close(ours.decode(latent), wanted, rtol=0, atol=1e-5)
+    assert asked == [True, False, False, False, False, False]
 
 
 def test_another_gpu_that_a_node_selects_is_comfyuis_before_it_and_has_no_effect_behind(client, path, monkeypatch):

@@ -47,8 +47,8 @@ class Blocks:
     apart: tuple[str, ...] = ()
     alone: str = ""  # a stream over which the block attends once more without the others (Boogu, SD3.5 medium)
     again: str = ""  # the submodule that does so, in blocks that have it
-    # It attends and feeds forward from one input, in which all streams are joined; compiled, its exchange over peer
-    # memory runs beside matrix products (exchange/peer_exchange.py).
+    # It attends and feeds forward from one input, in which all streams are joined; compiled, its exchange runs beside
+    # matrix products (exchange/layer_beside.py).
     parallel: bool = False
     # Those of `tokens` and `rows` whose tokens have three dims, frames, rows and columns (Cosmos, Anima).
     grids: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ FLUX = (
     ),
     Blocks(
         "single_blocks", {"x": 1}, ("x",), joint={"pe": 2}, segments={"modulation_dims": "x"},
-        alike=("vec", "attn_mask", *OPTIONS), modulations={"vec": ("modulation.lin",)}, latent="x",
+        alike=("vec", "attn_mask", *OPTIONS), modulations={"vec": ("modulation.lin",)}, latent="x", parallel=True,
     ),
 )  # fmt: skip
 
