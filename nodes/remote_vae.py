@@ -3,10 +3,9 @@ which shared rows do, too: the nodes with tiles run whole."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import comfy.sd
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from workers.client.client import PoolClient
     from workers.client.node_requests import VaeRequest
 
-_SCALING = "VAE.__init__."
-"""How names of functions begin that ComfyUI's own object has for pictures."""
 _LOADERS = {"load_vae_patcher": False, "load_checkpoint_vae_patcher": True}  # noted way to load -> is a checkpoint
 
 
@@ -71,8 +68,6 @@ class RemoteVae:
         self._connect = connect
         self._notices = notices
         self._pool: PoolClient | None = None
-        self._scales = False  # what comes next is ComfyUI's own decode, with its own scaling
-        self._scaled: torch.Tensor | None = None  # what ranks have scaled, and ComfyUI is about to
 
     @property
     def resident_bytes(self) -> int:
@@ -101,41 +96,17 @@ class RemoteVae:
         return (shape[0], source.output_channels, *sides)
 
     def decode(self, z: torch.Tensor, output_buffer: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
-        """A picture into a buffer the ranks scale, too, faster than the host, as float32: of a video, of which twice
-        the bytes would travel, nothing would be gained."""
-        memory, shape = self.source.memory_used_decode(z.shape, z.dtype), self.decode_output_shape(z.shape)
-        scaled = self._scales and output_buffer is not None and math.prod(shape[2:-2]) == 1
-        answer = math.prod(shape) * (4 if scaled else z.dtype.itemsize)
-        output = self._run("decoder", z, memory, answer, options, output_buffer, scaled)
-        self._scaled = output if scaled else None
-        return output
-
-    @contextlib.contextmanager
-    def scaling(self, process_output: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-        """Around ComfyUI's own decode, which calls this with each picture: ranks may do what it does."""
-        own = getattr(self.source.process_output, "__qualname__", "").startswith(_SCALING)
-        self._scales = own and process_output == self.process_output  # else a node has set another
-        try:
-            yield
-        finally:
-            self._scales, self._scaled = False, None
-
-    def process_output(self, picture: torch.Tensor) -> torch.Tensor:
-        """What ComfyUI does next with a picture."""
-        done, self._scaled = self._scaled, None
-        if done is not None and (done.data_ptr(), done.shape) == (picture.data_ptr(), picture.shape):
-            return picture
-        scaled: torch.Tensor = self.source.process_output(picture)
-        return scaled
+        memory = self.source.memory_used_decode(z.shape, z.dtype)
+        answer = math.prod(self.decode_output_shape(z.shape)) * z.dtype.itemsize
+        return self._run("decoder", z, memory, answer, options, output_buffer)
 
     def encode(self, x: torch.Tensor, device: Any = None, **options: Any) -> torch.Tensor:
         """In the pool; the answer is smaller than what was asked."""
-        return self._run("encoder", x, self.source.memory_used_encode(x.shape, x.dtype), 0, options)
+        return self._run("encoder", x, self.source.memory_used_encode(x.shape, x.dtype), 0, options, None)
 
     def _run(
-        self, half: str, x: torch.Tensor, memory: float, answer: int, options: dict[str, Any],
-        into: torch.Tensor | None = None, scaled: bool = False,
-    ) -> torch.Tensor:  # fmt: skip
+        self, half: str, x: torch.Tensor, memory: float, answer: int, options: dict[str, Any], into: torch.Tensor | None
+    ) -> torch.Tensor:
         """Encode or decode, in some `memory` bytes; the result has `answer`, and gets memory of its own without `into`.
         RequestError for NaN or an option that does not travel, ParallelError as PoolClient.run_vae."""
         if foreign := [name for name, value in options.items() if not isinstance(value, Scalar)]:
@@ -152,7 +123,6 @@ class RemoteVae:
                     answer_bytes=answer,
                     seed=torch.initial_seed() & (2**63 - 1),
                     options=options,
-                    scaled=scaled,
                     into=into,
                     should_cancel=self._notices.watching(pool, interrupted, "load"),
                 )
@@ -208,17 +178,12 @@ class ParallelVae(comfy.sd.VAE):
         devices = {"load_device": source.patcher.load_device, "offload_device": source.patcher.offload_device}
         self.patcher = RemoteVaePatcher(PoolVae(remote), **devices)
         shared = remote.request.ranks if remote.shares(self.patcher.load_device) else sys.maxsize
-        self.process_output = remote.process_output
         self.memory_used_decode = lambda shape, dtype: source.memory_used_decode(shape, dtype) / shared
         self.memory_used_encode = lambda shape, dtype: source.memory_used_encode(shape, dtype) / shared
 
     # *Select VAE Device* sets both in a copy, and so for a device on which nothing of this VAE is.
     device = property(lambda self: torch.device("cpu"), lambda self, device: None)
     first_stage_model = property(lambda self: self.remote, lambda self, network: None)
-
-    def decode(self, samples, *args: Any, **kwargs: Any):
-        with self.remote.scaling(self.process_output):
-            return super().decode(samples, *args, **kwargs)
 
     def prepare_decode(self, *args: Any, **kwargs: Any):
         """Called by nodes that use more of the network than `decode` (Trellis 2): ComfyUI's own is loaded for them."""

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from parallel_runtime.gpu_memory.nvlink import ask_driver, has_nvlink
+
 _PCIE = {
     "NVML_TOPOLOGY_INTERNAL": "PCIe, one switch between",
     "NVML_TOPOLOGY_SINGLE": "PCIe, one switch between",
@@ -89,18 +91,8 @@ def processes_by_gpu() -> dict[str, dict[int, int]]:
 
 
 def _with_driver(ask: Callable[[Any, list[Any]], None]) -> None:
-    """Call it with NVML's functions and the GPUs, if there is a driver that can do its work. What the driver does not
-    tell ends the call: virtual GPUs and small ones lack many answers."""
-    try:
-        import pynvml as nvml
-    except ImportError:  # which the doctor's list of packages says
-        return
-    with contextlib.suppress(nvml.NVMLError):
-        nvml.nvmlInit()
-        try:
-            ask(nvml, [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())])
-        finally:
-            nvml.nvmlShutdown()
+    """As `ask_driver`, with the GPUs, too."""
+    ask_driver(lambda nvml: ask(nvml, [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]))
 
 
 def _memory(nvml: Any, gpu: Any) -> tuple[int, int]:
@@ -124,7 +116,7 @@ def _capability(nvml: Any, gpu: Any) -> str:
 
 def _link(nvml: Any, first: Any, second: Any) -> str:
     with contextlib.suppress(nvml.NVMLError):
-        if nvml.nvmlDeviceGetP2PStatus(first, second, nvml.NVML_P2P_CAPS_INDEX_NVLINK) == nvml.NVML_P2P_STATUS_OK:
+        if has_nvlink(nvml, first, second):
             return "NVLink"
     ancestor = nvml.nvmlDeviceGetTopologyCommonAncestor(first, second)
     return next(words for level, words in _PCIE.items() if getattr(nvml, level) == ancestor)

@@ -107,8 +107,6 @@ class _Part:
                 options=request.options, tried=bool(agreed[_TRIED]), fused=bool(agreed[_FUSED]),
                 now_and_then=stop_where_all_do, through=recorded if agreed[_RECORDED] else None,
             )  # fmt: skip
-            if output is not None and request.scaled:
-                output = weights.reader.scale(output.float())
         votes.close()
         weights.tried[self._kind] = weights.tried.get(self._kind, True) and not weights.recorded.failed(mesh)
         return output

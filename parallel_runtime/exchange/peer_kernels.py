@@ -106,20 +106,6 @@ def _push_tokens_kernel(
     tl.store(returned[:, None] + place[:, None] + column[None, :], words, mask=inside)
 
 
-@triton.jit
-def _collect_kernel(returned, target, own, batch, RANKS: tl.constexpr, ROW: tl.constexpr, WIDTH: tl.constexpr,
-                    ROWS: tl.constexpr):  # fmt: skip
-    """Program (rows, columns, rank): rows are own tokens × batch, ROW the words of a rank's heads."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    rank = tl.program_id(2).to(tl.int64)
-    inside = (row < own * batch)[:, None] & (column < ROW)[None, :]
-    source = (rank * own * batch + row) * ROW
-    words = tl.load(returned + source[:, None] + column[None, :], mask=inside)
-    place = ((row % batch * own + row // batch) * RANKS + rank) * ROW
-    tl.store(target + place[:, None] + column[None, :], words, mask=inside)
-
-
 def _tiles(row: int) -> tuple[int, int]:
     """Columns and rows of a tile for rows of so many words."""
     width = min(triton.next_power_of_2(row), 512)
@@ -177,13 +163,3 @@ def push_tokens(attended: Tensor, table: Tensor, rank: int, ranks: int) -> None:
         attended, table, rank, batch, attended.stride(0), attended.stride(1),
         tokens, RANKS=ranks, ROW=words, WIDTH=width, ROWS=rows,
     )  # fmt: skip
-
-
-def collect(returned: Tensor) -> Tensor:
-    """What came back, (ranks, own tokens, batch, words of a rank's heads), int64, as (batch, own tokens, words)."""
-    ranks, own, batch, words = returned.shape
-    width, rows = _tiles(words)
-    made = returned.new_empty((batch, own, ranks * words))
-    grid = (triton.cdiv(own * batch, rows), triton.cdiv(words, width), ranks)
-    _collect_kernel[grid](returned, made, own, batch, RANKS=ranks, ROW=words, WIDTH=width, ROWS=rows)
-    return made

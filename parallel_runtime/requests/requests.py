@@ -133,7 +133,6 @@ class RunVae(msgspec.Struct, frozen=True, tag=True):
     memory: int = 0  # bytes that it may take beside the weights on a single rank, estimated
     seed: int = 0  # of noise that a decoder adds
     options: dict[str, Scalar] = {}  # further arguments of ComfyUI's method
-    scaled: bool = False  # what a decoder makes is returned as pictures are, by ComfyUI's `process_output` in float32
 
 
 class KeepPatches(msgspec.Struct, frozen=True, tag=True):

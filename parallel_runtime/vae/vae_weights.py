@@ -23,13 +23,12 @@ from .shared_vae import Run
 
 
 class VaeReader(Reader):
-    """Has ComfyUI load a VAE of a file with this stamp; see `Reader`. Once it was opened, `unit` is how many rows of a
-    picture a row of the latent is made of, and `scale` what ComfyUI does with a picture, maybe in place."""
+    """Has ComfyUI load a VAE of a file with this stamp; see `Reader`. `unit`, once it was opened, is how many rows of a
+    picture a row of the latent is made of."""
 
     def __init__(self, file: VaeFile, stamp: Identity, device: torch.device):
         super().__init__(file.path, stamp)
         self.unit, self._file, self._device = 1, file, device
-        self.scale: Run = lambda picture: picture
 
     def begin(self, on_bytes: OnBytes) -> tuple[nn.Module, Find]:
         on_bytes(0, self._file.size)
@@ -37,7 +36,6 @@ class VaeReader(Reader):
         ratio = vae.downscale_ratio
         unit = ratio[-1] if isinstance(ratio, tuple) else ratio
         self.unit = unit if isinstance(unit, int) else 1
-        self.scale = vae.process_output
         network: nn.Module = vae.first_stage_model.requires_grad_(False)
         return network, find_in(network, None)
 

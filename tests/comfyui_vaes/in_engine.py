@@ -71,7 +71,7 @@ def decode(rank: int, world_size: int, comfyui: str, folder: str) -> dict[str, A
         return recorder.attempts, recorder.replays
 
     def load(*_: Any) -> Any:
-        return SimpleNamespace(first_stage_model=make(TINY["flux"]), downscale_ratio=8, process_output=None)
+        return SimpleNamespace(first_stage_model=make(TINY["flux"]), downscale_ratio=8)
 
     with (
         mock.patch.object(vae_weights, "load_vae", load),

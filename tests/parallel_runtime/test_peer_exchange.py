@@ -112,11 +112,6 @@ def push_tokens(attended, table, rank, ranks):
                 write(int(table[ranks + owner]) + place, attended[item, token])
 
 
-def collect(returned):
-    """What the kernel of this name does."""
-    return torch.cat([part.transpose(0, 1) for part in returned], -1)
-
-
 def write(address, words):
     source = words.contiguous()
     ctypes.memmove(address, source.data_ptr(), source.nbytes)
@@ -134,9 +129,7 @@ def plain_kernels(monkeypatch):
         flat = None if staging is None else staging.flatten(4).view(torch.int64)
         push_heads([_words(part) for part in (query, key, torch.cat(values, 1))], table, rank, ranks, flat)
 
-    vars(module).update(
-        push_heads=push_heads, push_tokens=push_tokens, push_normed_heads=push_normed_heads, collect=collect
-    )
+    vars(module).update(push_heads=push_heads, push_tokens=push_tokens, push_normed_heads=push_normed_heads)
     monkeypatch.setitem(sys.modules, "parallel_runtime.exchange.peer_kernels", module)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -210,37 +209,6 @@ def test_comfyui_has_memory_ready_where_it_knows_how_large_a_picture_is(client, 
         assert network.decode_output_shape(latent.shape) == tuple(vae.first_stage_model.decode(latent).shape)
     vae.conv_out_channels = 12
     assert not network.comfy_has_chunked_io
-
-
-def test_ranks_scale_what_goes_into_comfyuis_memory_and_comfyui_the_rest(client, path, monkeypatch):
-    latent = torch.randn(2, 16, 1, 7, 6, generator=torch.Generator().manual_seed(1))
-    vae, ours = load_and_share(path, client)
-    asked: list[bool] = []
-    run = client.run_vae
-
-    def spy(*given, **more):
-        asked.append(more["scaled"])
-        return run(*given, **more)
-
-    monkeypatch.setattr(client, "run_vae", spy)
-    with torch.inference_mode():
-        wanted = vae.decode(latent)
-        assert wanted.min() == 0  # some of it is clamped
-        assert wanted.max() == 1
-        torch.testing.assert_close(ours.decode(latent), wanted, rtol=0, atol=1e-5)
-        assert ours.remote._scaled is None
-        raw, buffer = vae.first_stage_model.decode(latent), torch.zeros(2, 3, 1, 56, 48)
-        changed = copy.copy(ours)  # by a node
-        changed.process_output = lambda picture: picture
-        torch.testing.assert_close(changed.decode(latent), raw.movedim(1, -1), rtol=0, atol=1e-4)
-        for more in ({}, {"output_buffer": buffer}):  # as for tiles; as some node may do
-            found = ours.first_stage_model.decode(latent, **more)
-            torch.testing.assert_close(found, raw, rtol=0, atol=1e-4)
-        torch.testing.assert_close(ours.process_output(raw).movedim(1, -1), wanted, rtol=0, atol=1e-5)
-        ours.decode(latent.expand(-1, -1, 3, -1, -1))
-        ours.remote.source.process_output = lambda picture: picture.add_(1.0).div_(2.0).clamp_(0.0, 1.0)
-        torch.testing.assert_close(ours.decode(latent), wanted, rtol=0, atol=1e-5)
-    assert asked == [True, False, False, False, False, False]
 
 
 def test_another_gpu_that_a_node_selects_is_comfyuis_before_it_and_has_no_effect_behind(client, path, monkeypatch):

@@ -86,11 +86,11 @@ class PoolClient:
 
     def run_vae(
         self, vae: VaeRequest, half: str, x: torch.Tensor, *, memory: int = 0, answer_bytes: int = 0, seed: int = 0,
-        options: Mapping[str, Scalar] = MappingProxyType({}), scaled: bool = False, into: torch.Tensor | None = None,
+        options: Mapping[str, Scalar] = MappingProxyType({}), into: torch.Tensor | None = None,
         should_cancel: ShouldCancel = never,
     ) -> torch.Tensor:  # fmt: skip
         """Encode or decode, on the CPU; the ranks load a VAE that they lack. Arguments: see RunVae, Submission."""
-        request = vae.asked(half, x, memory, seed, options, scaled)
+        request = vae.asked(half, x, memory, seed, options)
         given = Submission(request=request, tensors={"x": x}, answer_bytes=answer_bytes, into=into)
         self._vaes[vae.key] = vae
 

@@ -86,12 +86,10 @@ class VaeRequest:
         """Name of this VAE in the pool."""
         return repr(self.file)
 
-    def asked(
-        self, half: str, x: torch.Tensor, memory: int, seed: int, options: Mapping[str, Scalar], scaled: bool
-    ) -> RunVae:
+    def asked(self, half: str, x: torch.Tensor, memory: int, seed: int, options: Mapping[str, Scalar]) -> RunVae:
         """What the ranks are asked; RequestError where there is nothing to encode or decode."""
         check_filled(x)
-        return RunVae(self.key, self.file, half, self.ranks, memory, seed, dict(options), scaled)
+        return RunVae(self.key, self.file, half, self.ranks, memory, seed, dict(options))
 
 
 @dataclass(frozen=True)

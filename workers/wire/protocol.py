@@ -15,7 +15,7 @@ from parallel_runtime.errors import ERROR_TYPES, ParallelError, PoolError
 from parallel_runtime.requests.requests import Answer, Request
 from parallel_runtime.said import Said, as_said, said
 
-VERSION = 20
+VERSION = 19
 _LONGEST_TEXT, _LONGEST_TRACEBACK = 4_000, 50_000  # characters of an error: whatever is in it, it fits into a frame
 _RANK_FAILED = "Worker {rank} failed with {error}."
 
