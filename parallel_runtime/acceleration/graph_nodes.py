@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+_WRITING = {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv}
+
 
 def value_of(node: Any) -> Any:
     """The tensor that a node stood for when the block was traced, without its numbers."""
@@ -32,8 +34,9 @@ def joined_parts(x: Any, *dims: int) -> list[fx.Node]:
 def drop_unused(graph: fx.Graph) -> None:
     """Drop nodes that nothing reads, but for those that write into a tensor: older torch takes these for unused."""
 
-    def is_needed(node: fx.Node) -> bool:
-        writes = node.target is operator.setitem or (node.op == "call_method" and str(node.target).endswith("_"))
-        return writes or node.is_impure()
+    graph.eliminate_dead_code(lambda node: writes(node) or node.is_impure())
 
-    graph.eliminate_dead_code(is_needed)
+
+def writes(node: fx.Node) -> bool:
+    """Whether a node writes into a tensor."""
+    return node.target in _WRITING or (node.op == "call_method" and str(node.target).endswith("_"))

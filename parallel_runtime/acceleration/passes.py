@@ -23,6 +23,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from ..attention.operators import operator, shapes_of
 from .attention_pass import rewrite_attention
 from .graph_nodes import drop_unused, joined_parts, replace, value_of
+from .projection_pass import rewrite_projections
 from .rotary_pass import rewrite_rotations
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,8 @@ class Passes(CustomGraphPass):
         rewrite_rotations(graph)
         drop_unused(graph)  # what was replaced would count as a user
         rewrite_attention(graph)
+        drop_unused(graph)
+        rewrite_projections(graph)
         drop_unused(graph)
 
     def __eq__(self, other: object) -> bool:

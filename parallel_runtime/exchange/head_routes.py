@@ -96,9 +96,9 @@ class HeadSharing:
     device: torch.device
     kernel: str  # that attends, a key of KERNELS
 
-    def fits(self, query: torch.Tensor) -> bool:
-        """Whether the buffers are for attention of this kind, (batch, tokens, heads, head dim)."""
-        return query.shape[2:] == (self.heads, self.head_dim) and query.dtype == self.dtype
+    def fits(self, dtype: torch.dtype, heads: int, head_dim: int) -> bool:
+        """Whether the buffers are for attention of this kind."""
+        return (dtype, heads, head_dim) == (self.dtype, self.heads, self.head_dim)
 
     def buffers(self, mesh: Mesh, lengths: tuple[int, ...], batch: int) -> PeerBuffers | HostBuffers | None:
         """Return buffers for ranks of these lengths, None where they share no memory. Collective over the group."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..attention.operators import operator, shapes_of
+from ..attention.projections import Projections
 from ..attention.rotary import apply_norms
 from ..exchange.layer_beside import LayerBeside
 from ..replaced import replaced
@@ -23,6 +24,7 @@ FUNCTIONS = "comfy.ldm.modules.attention"  # module of ComfyUI's attention funct
 _UNNAMED = {"transformer_options", "_inside_attn_wrapper"}  # arguments that are not about the attention itself
 
 Parts = list[Tensor]  # as `attend_over_peers` gets them
+Route = Callable[..., "Tensor | None"]
 _NOW = threading.local()
 
 
@@ -40,9 +42,12 @@ TRACED = Traced()
 
 
 @contextmanager
-def attending(attention: Callable[..., Tensor], over_peers: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Inside, in this thread, operators of compiled blocks attend so; see `BlockAttention.at` and `over_peers`."""
-    with replaced(_NOW, "attention", attention), replaced(_NOW, "over_peers", over_peers):
+def attending(
+    attention: Callable[..., Tensor], over_peers: Route | None = None, over_host: Route | None = None
+) -> Iterator[None]:
+    """Inside, in this thread, operators of compiled blocks attend so; see `BlockAttention.at` and what is named so."""
+    ways = replaced(_NOW, "over_peers", over_peers), replaced(_NOW, "over_host", over_host)
+    with replaced(_NOW, "attention", attention), ways[0], ways[1]:
         yield
 
 
@@ -158,3 +163,29 @@ def _(queries, keys, values, norms, eps, beside, *more):
         return beside[0].new_empty((*beside[0].shape[:-1], LayerBeside(beside).weight.shape[0]))
     batch, _, heads, head_dim = queries[0].shape
     return queries[0].new_empty((batch, sum(part.shape[1] for part in queries), heads * head_dim))
+
+
+@operator(
+    "block_attention_of_layers",
+    "(Tensor[] inputs, Tensor[] weights, Tensor?[] biases, int[] places, int heads, int head_dim, Tensor[] norms,"
+    " float eps, Tensor[] beside, str function, ScalarType? precision, float? scale, bool low_precision) -> Tensor",
+)
+def block_attention_of_layers(
+    inputs, weights, biases, places, heads, head_dim, norms, eps, beside, function, precision, scale, low_precision
+):
+    """The same with the layers that make queries, keys and values; see `Projections`. Made by projection_pass.py."""
+    layers = Projections(inputs, weights, biases, places, heads, head_dim)
+    if _NOW.over_host and (made := _NOW.over_host(layers, norms, eps, beside, scale)) is not None:
+        return made
+    return block_attention_of_parts(
+        *layers.whole(), norms, eps, beside, heads, function, precision, scale, low_precision
+    )
+
+
+@shapes_of(block_attention_of_layers)
+def _(inputs, weights, biases, places, heads, head_dim, norms, eps, beside, *more):
+    if beside:
+        return beside[0].new_empty((*beside[0].shape[:-1], LayerBeside(beside).weight.shape[0]))
+    layers = places[: len(places) // 3 : 2]  # of the queries of each part
+    tokens = sum(inputs[layer].shape[1] for layer in layers)
+    return inputs[0].new_empty((inputs[0].shape[0], tokens, heads * head_dim))

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ..attention.kernels import AttentionKernel
+from ..attention.projections import Projections
 from ..attention.rotary import apply_norms
 from ..errors import UnsupportedModelError, first_line
 from ..exchange.grown_memory import PeerBuffers
-from ..exchange.host_exchange import HostBuffers, attend_through_host
+from ..exchange.host_exchange import HostBuffers, attend_through_host, project_through_host
 from ..exchange.layer_beside import LayerBeside
 from ..exchange.peer_exchange import attend_over_peers
 from ..switches import is_on
@@ -89,13 +90,7 @@ class BlockAttention:
     ) -> Tensor | None:
         """As `attend_over_peers`, (batch, own tokens, width), also through the host's memory, with a layer beside it;
         None where heads go another way, or nowhere."""
-        split, tokens = self.split, self.split.tokens
-        if split.streams is None or split.alone is not None or split.whole_queries or split.gathers_keys or split.kept:
-            return None
-        buffers, peers = tokens.buffers, tokens.peers
-        if peers is None or not peers.fits(queries[0]) or queries[0].shape[2] % tokens.degree or not is_on("blocks"):
-            return None
-        kernel = self._kernel.attend
+        buffers, kernel = self._shared(queries[0].dtype, *queries[0].shape[2:]), self._kernel.attend
         if isinstance(buffers, PeerBuffers):
             self.calls += 1
             attended = attend_over_peers(queries, keys, values, norms, eps, beside, kernel, buffers, scale)
@@ -107,6 +102,28 @@ class BlockAttention:
             attended = attend_through_host(*parts, kernel=kernel, buffers=buffers, scale=scale, beside=layer)
             return layer.end(attended.flatten(2))
         return None
+
+    def over_host(
+        self, layers: Projections, norms: Parts, eps: float, beside: Parts, scale: float | None
+    ) -> Tensor | None:
+        """The same of what queries, keys and values are made of, where heads go through the host's memory in chunks."""
+        buffers = self._shared(layers.inputs[0].dtype, layers.heads, layers.head_dim)
+        if not isinstance(buffers, HostBuffers) or len(buffers.chunks) == 1:
+            return None
+        self.calls += 1
+        layer = LayerBeside(beside) if beside else None
+        attended = project_through_host(
+            layers, norms, eps, kernel=self._kernel.attend, buffers=buffers, scale=scale, beside=layer
+        ).flatten(2)
+        return attended if layer is None else layer.end(attended)
+
+    def _shared(self, dtype: torch.dtype, heads: int, head_dim: int) -> PeerBuffers | HostBuffers | None:
+        """The memory that ranks share for attention of a whole block; None where there is none, or for other heads."""
+        split, tokens = self.split, self.split.tokens
+        if split.streams is None or split.alone is not None or split.whole_queries or split.gathers_keys or split.kept:
+            return None
+        fits = tokens.peers is not None and tokens.peers.fits(dtype, heads, head_dim)
+        return tokens.buffers if fits and not heads % tokens.degree and is_on("blocks") else None
 
     def __call__(self, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """Attend as `function`, of comfy.ldm.modules.attention, would to the whole. Tensors are (B, heads, N, D) with

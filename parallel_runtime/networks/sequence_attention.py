@@ -68,7 +68,7 @@ class AttendedTokens:
             raise UnsupportedModelError(what, _FIX)
         if mask is not None:
             mask = _mask_of_keys(mask, k)
-        elif self.buffers is not None and self.peers is not None and self.peers.fits(q):
+        elif self.buffers is not None and self.peers is not None and self.peers.fits(q.dtype, *q.shape[2:]):
             if isinstance(self.buffers, HostBuffers):
                 return attend_through_host(q, k, v, kernel=kernel.attend, buffers=self.buffers, scale=scale)
             return peer_attention(q, k, v, kernel=kernel.attend, buffers=self.buffers, scale=scale)

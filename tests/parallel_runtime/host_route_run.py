@@ -11,11 +11,13 @@ import torch.distributed as dist
 from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts, linear_silu_gate
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.over_ranks import WireLayout, ulysses_attention
+from parallel_runtime.attention.projections import Projections
+from parallel_runtime.attention.rotary import apply_norms
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.exchange import grown_memory, head_routes
 from parallel_runtime.exchange.grown_memory import ExchangedHeads, HostMemory
 from parallel_runtime.exchange.head_routes import HeadRoutes
-from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host
+from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host, project_through_host
 from parallel_runtime.exchange.host_lanes import SLOTS, Slots
 from parallel_runtime.exchange.layer_beside import LayerBeside
 from parallel_runtime.mesh.mesh import Groups, build_mesh
@@ -111,6 +113,42 @@ def with_layer(rank: int, buffers: HostBuffers, whole: torch.Tensor, scale: floa
     return float((found - expected).abs().max() / expected.abs().max()) if expected.numel() else 0.0
 
 
+def made_on_the_way(rank: int, buffers: HostBuffers, batch: int, heads: int, seed: int) -> float:
+    """How far attention whose heads are made while others travel is from that of heads that were made before. Text and
+    picture have layers of their own: one for all three, with a bias, and three. Ranks with an odd number make theirs
+    before, in the second of two attentions."""
+    own, width, size = buffers.lengths[rank], 24, heads * HEAD_DIM
+    generator, shared = torch.Generator().manual_seed(seed + rank), torch.Generator().manual_seed(seed)
+    text = min(own - 1, 2)
+    inputs = [torch.randn(batch, tokens, width, generator=generator) for tokens in (text, own - text)]
+    inputs = [inputs[0], *[inputs[1]] * 3]
+    weights = [torch.randn(outputs, width, generator=shared) / 5 for outputs in (3 * size, size, size, size)]
+    biases = [torch.randn(3 * size, generator=shared), None, None, None]
+    places = [0, 0, 1, 0, 0, size, 2, 0, 0, 2 * size, 3, 0]
+    angles = torch.randn(batch, own, HEAD_DIM // 2, generator=generator)
+    norms = [*(torch.rand(HEAD_DIM, generator=shared) for _ in range(4)), angles.cos(), angles.sin()]
+    layers = Projections(inputs, weights, biases, places, heads, HEAD_DIM)
+    queries, keys, values = layers.whole()
+    kernel, largest = KERNELS["sdpa"].attend, 0.0
+    for before in (False, rank % 2 == 1):
+        made = (*apply_norms(queries, keys, norms, 1e-6), torch.cat(values, 1))
+        expected = ulysses_attention(
+            *made, kernel=kernel, group=dist.group.WORLD, layout=layout_of(rank, buffers, made[0])
+        )
+        if before:
+            found = attend_through_host(*made, kernel=kernel, buffers=buffers)
+        else:
+            found = project_through_host(layers, norms, 1e-6, kernel=kernel, buffers=buffers)
+        largest = max(largest, float((found - expected).abs().max()))
+    return largest
+
+
+def layout_of(rank: int, buffers: HostBuffers, like: torch.Tensor) -> WireLayout | None:
+    """How uneven lengths lie on the wire."""
+    lengths = buffers.lengths
+    return None if len(set(lengths)) == 1 else WireLayout.build(lengths, rank, like.device)
+
+
 def both_ways(
     rank: int, buffers: HostBuffers, whole: torch.Tensor, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,7 +160,7 @@ def both_ways(
     lengths, kernel = buffers.lengths, KERNELS["sdpa"].attend
     start = sum(lengths[:rank])
     own = whole[:, :, start : start + lengths[rank]]
-    layout = None if len(set(lengths)) == 1 else WireLayout.build(lengths, rank, whole.device)
+    layout = layout_of(rank, buffers, whole)
     expected = ulysses_attention(*own, kernel=kernel, group=dist.group.WORLD, layout=layout, scale=scale)
     return attend_through_host(*own, kernel=kernel, buffers=buffers, scale=scale), expected
 
@@ -137,9 +175,9 @@ def cut_so(chunks: int, pieces: int) -> HostMemory:
 def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
     """{"alike": whether each case (batch, heads, lengths, chunks, pieces, scale) has the bits of `ulysses_attention`,
     twice, "words": what words are left behind, "largest": difference to attention over all tokens on one rank, "beside"
-    that of a layer beside it}."""
+    that of a layer beside it, "made" that of heads that are made on the way}."""
     grown_memory._LEAST_MESSAGE = 1
-    device, alike, largest, beside = torch.device("cpu"), [], 0.0, 0.0
+    device, alike, largest, beside, made = torch.device("cpu"), [], 0.0, 0.0, 0.0
     grown_memory.StreamMemory = PolledMemory  # type: ignore[misc]
     memories = {(c, p): cut_so(c, p) for *_, c, p, _ in cases}
     for batch, heads, lengths, chunks, pieces, scale in cases:
@@ -158,9 +196,11 @@ def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any
         of_one = KERNELS["math"].attend(*whole, None, scale)[:, start : start + lengths[rank]]
         largest = max(largest, float((found - of_one).abs().max()))
         beside = max(beside, with_layer(rank, buffers, whole, scale))
+        if heads % world_size == 0:
+            made = max(made, made_on_the_way(rank, buffers, batch, heads, heads))
     dist.barrier()
     words = {word for memory in memories.values() for word in memory._memory.words()}  # type: ignore[union-attr]
-    return {"alike": alike, "words": sorted(words), "largest": largest, "beside": beside}
+    return {"alike": alike, "words": sorted(words), "largest": largest, "beside": beside, "made": made}
 
 
 def grow(rank: int, world_size: int) -> dict[str, Any]:

@@ -19,16 +19,16 @@ from tests.parallel_runtime.flux_forward import build_transformer, relative_erro
 
 @pytest.fixture
 def attentions(monkeypatch):
-    """Parts of the tokens, whether normed inside, and what stands beside, of each attention in each graph."""
+    """Layers of queries, keys and values, norms, and what stands beside, of each attention in each graph."""
     found: list[list[Any]] = []
 
     class Spy(Passes):
         def __call__(self, graph: fx.Graph) -> None:
             super().__call__(graph)
-            nodes = [node for node in graph.nodes if "block_attention_of_parts" in str(node.target)]
-            found.append([(len(node.args[0]), bool(node.args[3]), len(node.args[5])) for node in nodes])
+            nodes = [node for node in graph.nodes if "block_attention_of_layers" in str(node.target)]
+            found.append([(len(node.args[0]), len(node.args[6]) - 2, len(node.args[8])) for node in nodes])
             names = [str(node.target).split(".")[1] for node in graph.nodes if "parallel_dit." in str(node.target)]
-            found[-1] += sorted(name for name in names if name != "block_attention_of_parts")
+            found[-1] += sorted(name for name in names if name != "block_attention_of_layers")
 
     monkeypatch.setattr(passes, "Passes", Spy)
     torch._dynamo.reset()
@@ -38,7 +38,7 @@ def attentions(monkeypatch):
 
 @pytest.mark.slow
 def test_flux_blocks_get_every_rewrite_and_keep_their_numbers(attentions):
-    """Norms and rotation are parts of attention's operator, and so is a single block's feed-forward layer beside it."""
+    """Projections, norms and rotation are parts of attention's operator, and a single block's feed-forward layer is."""
     transformer = build_transformer()
     expected = run(transformer, (4, 6), 12, 2)
     compiled = parallelize(transformer, FLUX, single_rank_mesh(), compile=True)
@@ -46,7 +46,7 @@ def test_flux_blocks_get_every_rewrite_and_keep_their_numbers(attentions):
     with torch._inductor.config.patch(force_disable_caches=True):
         assert relative_error(run(compiled, (4, 6), 12, 2), expected) < 1e-5
     # A double block with text and image, a single one.
-    assert attentions[:2] == [[(2, True, 0), "linear_gelu", "linear_gelu"], [(1, True, 5)]]
+    assert attentions[:2] == [[(6, 4, 0), "linear_gelu", "linear_gelu"], [(3, 2, 5)]]
 
 
 def test_eager_blocks_run_as_they_are(attentions):

@@ -17,7 +17,11 @@ from parallel_runtime.exchange.grown_memory import PeerBuffers
 from parallel_runtime.exchange.host_exchange import HostBuffers
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks import block_attention, sequence_attention
-from parallel_runtime.networks.attention_operator import attending, block_attention_of_parts
+from parallel_runtime.networks.attention_operator import (
+    attending,
+    block_attention_of_layers,
+    block_attention_of_parts,
+)
 from parallel_runtime.networks.block_attention import BlockAttention
 from parallel_runtime.networks.token_split import Streams, TokenSplit
 
@@ -95,7 +99,7 @@ def test_over_peer_memory_all_of_it_goes_into_the_exchange_and_elsewhere_none(gi
     attention = BlockAttention(KERNELS["sdpa"], split)
     tokens: Any = split.tokens
     tokens.degree, tokens.buffers = 2, PeerBuffers(torch.empty(0), 0, (), torch.empty(0), "group")
-    fits = SimpleNamespace(fits=lambda query: query.shape[2:] == (HEADS, HEAD_DIM))
+    fits = SimpleNamespace(fits=lambda dtype, *of_head: of_head == (HEADS, HEAD_DIM))
     tokens.peers = fits
     call(given, attention, beside)  # no block runs that is cut
     assert sent == []
@@ -105,7 +109,7 @@ def test_over_peer_memory_all_of_it_goes_into_the_exchange_and_elsewhere_none(gi
     assert sent == [(2, 6, {"": 0, "gelu": 5, "gate": 3}[beside], KERNELS["sdpa"].attend, tokens.buffers)]
     assert attention.calls == 1
     front = given[:-1]
-    others = {"degree": 3, "buffers": None, "peers": SimpleNamespace(fits=lambda query: False)}
+    others = {"degree": 3, "buffers": None, "peers": SimpleNamespace(fits=lambda *asked: False)}
     for name, value in others.items():
         kept = getattr(tokens, name)
         setattr(tokens, name, value)
@@ -137,7 +141,7 @@ def test_through_the_hosts_memory_goes_what_has_a_layer_beside_it_and_the_rest_a
     attention = BlockAttention(KERNELS["sdpa"], split)
     tokens: Any = split.tokens
     tokens.degree, tokens.buffers = 2, HostBuffers(None, 0, (), ())  # type: ignore[arg-type]
-    tokens.peers = SimpleNamespace(fits=lambda query: query.shape[2:] == (HEADS, HEAD_DIM))
+    tokens.peers = SimpleNamespace(fits=lambda dtype, *of_head: of_head == (HEADS, HEAD_DIM))
     split.streams = Streams(PARTS, ((PARTS[0],), (PARTS[1],)), 0, (0, 0), (True, True))
     call(given, attention, beside="")
     assert sent == []
@@ -145,3 +149,49 @@ def test_through_the_hosts_memory_goes_what_has_a_layer_beside_it_and_the_rest_a
         call(given, attention, beside)
         assert sent == [tokens.buffers]
         sent.clear()
+
+
+@pytest.mark.parametrize("beside", ["", "gelu"])
+def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_before_it(given, beside, monkeypatch):
+    *_, norms, eps, layers = given
+    inner = HEADS * HEAD_DIM
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(2, tokens, WIDTH, generator=generator) for tokens in PARTS]
+    weights = [torch.randn(3 * inner, WIDTH, generator=generator) for _ in PARTS]
+    biases = [torch.randn(3 * inner, generator=generator), None]
+    places = [number for kind in range(3) for part in range(2) for number in (part, kind * inner)]
+    made = [F.linear(*each).unflatten(2, (3, HEADS, HEAD_DIM)) for each in zip(inputs, weights, biases, strict=True)]
+    front = [[part[:, :, kind] for part in made] for kind in range(3)]
+    chosen = layers if beside else []
+    expected = attend(*front, norms, eps, chosen, None)
+    through: list[Any] = []
+
+    def through_host(projections, norms, eps, *, kernel, buffers, scale, beside):
+        through.append(beside)
+        attended = attend(*projections.whole(), norms, eps, [], scale)
+        if beside is not None:
+            beside.begin()
+            beside.go_on()
+        return attended
+
+    monkeypatch.setattr(block_attention, "project_through_host", through_host)
+    split = TokenSplit(single_rank_mesh())
+    attention = BlockAttention(KERNELS["sdpa"], split)
+    tokens: Any = split.tokens
+    tokens.degree, tokens.peers = 2, SimpleNamespace(fits=lambda dtype, *of_head: of_head == (HEADS, HEAD_DIM))
+
+    def found() -> torch.Tensor:
+        rest = (HEADS, HEAD_DIM, norms, eps, chosen, "attention_pytorch", None, None, True)
+        with attending(attention.at, attention.over_peers, attention.over_host):
+            return block_attention_of_layers(inputs, weights, biases, places, *rest)
+
+    assert (found() - (expected if beside else expected.flatten(2))).abs().max() < 1e-4
+    assert through == []  # no block runs that is cut
+    split.streams = Streams(PARTS, ((PARTS[0],), (PARTS[1],)), 0, (0, 0), (True, True))
+    for chunks, went in (((1, 1), 1), ((2,), 0)):  # of one chunk nothing is made while another travels
+        tokens.buffers = HostBuffers(None, 0, (), chunks)  # type: ignore[arg-type]
+        if not went:
+            monkeypatch.setattr(attention, "over_peers", lambda *given: attend(*given))
+        assert (found().flatten(2) - expected.flatten(2)).abs().max() < 1e-4
+        assert len(through) == 1
+        assert (through[0] is not None) == bool(beside)

@@ -110,7 +110,7 @@ def test_every_class_computes_compiled_what_it_does(part):
 @pytest.mark.long
 def test_blocks_that_are_rewritten_compute_what_they_do():
     for found in compare(2, REWRITTEN, "rewritten"):
-        names = ("linear_gelu", "norm_rotate", "block_attention_of_parts")
+        names = ("linear_gelu", "norm_rotate", "block_attention_of_layers")
         assert {f"parallel_dit.{name}.default" for name in names} <= set(found["operators"])
         assert not [line for line in found["warnings"] if "passes" in line]
 

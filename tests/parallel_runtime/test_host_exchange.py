@@ -31,6 +31,7 @@ def test_the_bits_are_those_of_ulysses_for_any_lengths_heads_batches_and_chunks(
         assert found["words"] == [0]  # as a recording finds them
         assert found["largest"] < 1e-5
         assert found["beside"] < 1e-5
+        assert found["made"] < 1e-5
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -1,0 +1,90 @@
+"""The pass over the linear layers that make a block's queries, keys and values: they join attention's operator, which
+may compute some heads while others travel (exchange/host_exchange.py)."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import fx
+
+from .graph_nodes import replace, value_of, writes
+
+_OF_PARTS = "parallel_dit.block_attention_of_parts.default"
+_VIEWS = {"chunk", "flatten", "getitem", "movedim", "permute", "reshape", "split", "squeeze", "transpose", "unbind"}
+_VIEWS |= {"unflatten", "unsqueeze", "view"}
+"""What gives a tensor over the numbers of its first argument, where nothing is copied."""
+
+
+def rewrite_projections(graph: fx.Graph) -> None:
+    """Rewrite `graph` in place, after norms became a part of attention's operator."""
+    for node in [node for node in graph.nodes if str(node.target) == _OF_PARTS]:
+        _take_layers(graph, node)
+
+
+def _take_layers(graph: fx.Graph, attention: Any) -> None:
+    *kinds, norms, eps, beside, _, function, precision, scale, low_precision = attention.args
+    parts = list(chain(*kinds))
+    heads, head_dim = _value(parts[0]).shape[2:]
+    found = [_made_by(part, heads, head_dim) for part in parts]
+    made = [each for each in found if each is not None]
+    if len(made) < len(parts) or any(value_of(norm).numel() != head_dim for norm in norms[:-2]):  # norms over all heads
+        return
+    paths = [path for path, _ in made]
+    if not _read_alone({node for path in paths for node in path}, attention):
+        return
+    if _written_between(graph, [path[-1] for path in paths], attention):
+        return
+    layers = list(dict.fromkeys(path[-1] for path in paths))
+    given = [_layer(each) for each in layers]
+    places = list(chain(*((layers.index(path[-1]), first) for path, first in made)))
+    arguments = (*map(list, zip(*given, strict=True)), places, heads, head_dim, norms, eps, beside)
+    with graph.inserting_before(attention):
+        target = torch.ops.parallel_dit.block_attention_of_layers.default
+        joined = graph.call_function(target, (*arguments, function, precision, scale, low_precision))
+    replace(attention, joined)
+
+
+def _made_by(part: Any, heads: Any, head_dim: Any) -> tuple[list[Any], int] | None:
+    """The way from a part (batch, tokens, heads, head dim) back to the linear layer of whose output it is a view, heads
+    side by side; and the column at which it begins."""
+    path = [part]
+    while path[-1].target is not torch._C._nn.linear:
+        name = getattr(path[-1].target, "__name__", path[-1].target)
+        if path[-1].op == "placeholder" or name not in _VIEWS or not isinstance(path[-1].args[0], fx.Node):
+            return None
+        path.append(path[-1].args[0])
+    view, output = _value(part), value_of(path[-1])
+    alike = view.dim() == 4 and tuple(view.shape[2:]) == (heads, head_dim) and output.dim() == 3
+    if not alike or view.untyped_storage()._cdata != output.untyped_storage()._cdata:
+        return None
+    if view.stride()[1:] != (output.stride(1), head_dim, 1):
+        return None
+    return path, int(view.storage_offset() - output.storage_offset())
+
+
+def _value(node: Any) -> Any:
+    """As `value_of`, also of heads and tokens in the other order, which passes have put there."""
+    if "example_value" in node.meta:
+        return value_of(node)
+    assert node.target == "transpose", node.target
+    return _value(node.args[0]).transpose(*node.args[1:])
+
+
+def _read_alone(nodes: set[Any], attention: Any) -> bool:
+    """Whether nothing else reads them: it would need the layer's output."""
+    return all(user in nodes or user is attention for node in nodes for user in node.users)
+
+
+def _written_between(graph: fx.Graph, layers: list[Any], attention: Any) -> bool:
+    """Whether anything is written from the first layer to attention, where they are computed then."""
+    order = list(graph.nodes)
+    between = order[min(map(order.index, layers)) : order.index(attention)]
+    return any(writes(node) for node in between)
+
+
+def _layer(linear: Any) -> tuple[Any, Any, Any]:
+    """Input, weight and bias, or None."""
+    given = dict(zip(("input", "weight", "bias"), linear.args, strict=False)) | linear.kwargs
+    return given["input"], given["weight"], given.get("bias")
