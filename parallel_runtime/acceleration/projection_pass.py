@@ -37,9 +37,11 @@ def _take_layers(graph: fx.Graph, attention: Any) -> None:
     if _written_between(graph, [path[-1] for path in paths], attention):
         return
     layers = list(dict.fromkeys(path[-1] for path in paths))
-    given = [_layer(each) for each in layers]
+    inputs, weights, biases = (list(each) for each in zip(*map(_layer, layers), strict=True))
+    different = list(dict.fromkeys(inputs))
+    fed = [different.index(x) for x in inputs]
     places = list(chain(*((layers.index(path[-1]), first) for path, first in made)))
-    arguments = (*map(list, zip(*given, strict=True)), places, heads, head_dim, norms, eps, beside)
+    arguments = (different, fed, weights, biases, places, heads, head_dim, norms, eps, beside)
     with graph.inserting_before(attention):
         target = torch.ops.parallel_dit.block_attention_of_layers.default
         joined = graph.call_function(target, (*arguments, function, precision, scale, low_precision))

@@ -7,15 +7,16 @@ import logging
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..mesh.agreement import NONE, all_agree
+from ..mesh.agreement import NONE, all_agree, all_same
 from ..mesh.launched import REPLAY, count
 from ..mesh.mesh import Mesh
 from .cuda_graphs import CudaGraphs, Replay, timed
@@ -39,12 +40,23 @@ another order of summation make of a deep network in bfloat16 is 0.02."""
 _COMPARED = (torch.Tensor, bool, int, float, str, type(None))  # an argument of what is recorded
 
 
+class OtherWay(Protocol):
+    """In which the same forwards can go, once all ranks are seen to go alike."""
+
+    def seen(self) -> int:
+        """Of the last forward: a number that another rank has, too, if that did alike; NONE: it has no other way."""
+
+    def taken(self) -> AbstractContextManager[None]:
+        """Inside, forwards go it."""
+
+
 @dataclass
 class _Kind:
     """A kind of call: how often it was run, whether the ranks have recorded it, and this rank's recording if it still
     has it, which reads what `host` keeps. `mesh` is held so that its id stays taken. `reads` says that a replay may be
     no result, on any rank, and `failed` how often one was none. `memory` is which of the group's shared memories it was
-    recorded with. `was_long` tells of the last warm run, see `timed`."""
+    recorded with. `was_long` tells of the last warm run, see `timed`, and so does `seen`, by which the ranks agreed
+    whether this kind goes the `other_way`."""
 
     mesh: Mesh
     device: torch.device
@@ -56,6 +68,8 @@ class _Kind:
     failed: int = 0
     memory: int = 0
     was_long: Callable[[], bool] = lambda: False
+    seen: int = NONE
+    other_way: bool = False
 
     def agree(self, agreed: bool) -> bool:
         """Whether all ranks that run it agree."""
@@ -95,13 +109,14 @@ class RecordedForward:
         made_outside: what the forward just read and did not make, beside arguments and weights: a recording keeps it.
         probe: of a forward that may read values where the host sees them: makes other values of a call's tensors, for
             which a recording must give what the forward gives (host_tensors.py).
+        other_way: of a forward that has one: each kind of call goes it from the first that may be recorded on.
     """
 
     def __init__(
         self, forward: Callable[..., Any], made_outside: Callable[[], Any] = lambda: None,
-        probe: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None,
+        probe: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None, other_way: OtherWay | None = None,
     ):  # fmt: skip
-        self._forward, self._made_outside, self._probe = forward, made_outside, probe
+        self._forward, self._made_outside, self._probe, self._other_way = forward, made_outside, probe, other_way
         self._graphs = CudaGraphs()
         self._over: defaultdict[tuple[int, ...], _Recordings] = defaultdict(_Recordings)  # by a group's ranks
 
@@ -157,6 +172,15 @@ class RecordedForward:
         if compiled:
             own.kinds.pop((False, id(mesh), str(structure), *parts), None)
         kind = self._kind((compiled, id(mesh), str(structure), *parts), mesh, tensors[0].device)
+        if self._other_way is None:
+            return self._once(kind, plain, (args, kwargs), tensors)
+        if kind.runs == WARM_RUNS and not kind.recorded:
+            kind.other_way = all_same(kind.seen, mesh.sequence, kind.device)
+        with self._other_way.taken() if kind.other_way else nullcontext():
+            return self._once(kind, plain, (args, kwargs), tensors)
+
+    def _once(self, kind: _Kind, plain: Callable[[], Any], given: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
+        mesh = kind.mesh
         if kind.recorded and (kind.replay is not None or mesh.sequence is not None):
             # What this rank lost it may only record again when the others do; a rank that is alone may at once.
             if kind.replay is not None:
@@ -170,12 +194,13 @@ class RecordedForward:
             return plain()
         if kind.runs == WARM_RUNS - 1:
             output, kind.was_long = timed(plain, kind.device)
+            kind.seen = NONE if self._other_way is None else self._other_way.seen()
             kind.runs += 1  # behind it: a cancel of a decoder may end it
             return output
         if kind.runs >= WARM_RUNS:
             # Long on all: the GPU of a rank that launches late computes for no longer, and others wait for it there.
             if not kind.agree(kind.was_long()):
-                return self._recorded(kind, (args, kwargs), tensors)
+                return self._recorded(kind, given, tensors)
             kind.runs = _NEVER
         kind.runs += 1
         return plain()

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from ..errors import first_line
 from ..mesh.agreement import all_agree
 from ..streaming.share_memory import HostShare, open_host_share, room_on_host
+from . import host_lanes
 from .host_exchange import HostBuffers
 from .host_lanes import Slots, StreamMemory
 
@@ -25,9 +26,6 @@ log = logging.getLogger(__name__)
 
 _LEAST = 64 << 20  # bytes of the memory at least
 _KEPT = 64  # kept buffers, one for each shape of attention; they all lie in the same memory
-_LEAST_MESSAGE = 4 << 20
-"""Bytes of a chunk, or a piece, at least: more of them launch too slowly where nothing is replayed (FLUX.1, 1024², two
-H100s: 4.5 ms an attention with pieces of 1.3 MB, 2.1 with 5.3; replayed 1.11 and 1.05)."""
 
 Memory = TypeVar("Memory")
 Buffers = TypeVar("Buffers")
@@ -197,7 +195,7 @@ class HostMemory(GrownMemory[StreamMemory, HostBuffers]):
         longest = max(heads.lengths)
         head = longest * 3 * heads.token  # queries, keys and values
         chunks = _cut(heads.heads // len(heads.lengths), self.chunks, head)
-        return chunks, max(1, min(self.pieces, head * max(chunks) // _LEAST_MESSAGE, longest))
+        return chunks, max(1, min(self.pieces, head * max(chunks) // host_lanes.LEAST_MESSAGE, longest))
 
     def _share(self, size: int, device: torch.device) -> tuple[StreamMemory | None, str]:
         rank, share, refusal = dist.get_rank(self._group), None, ""
@@ -227,5 +225,5 @@ class HostMemory(GrownMemory[StreamMemory, HostBuffers]):
 
 def _cut(heads: int, chunks: int, head_bytes: int) -> tuple[int, ...]:
     """Heads of each chunk, the larger ones first; `head_bytes` are those of one head's queries, keys and values."""
-    count = max(1, min(heads, chunks, heads * head_bytes // _LEAST_MESSAGE))
+    count = max(1, min(heads, chunks, heads * head_bytes // host_lanes.LEAST_MESSAGE))
     return tuple(heads // count + (index < heads % count) for index in range(count))

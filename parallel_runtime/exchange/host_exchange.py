@@ -3,12 +3,14 @@
 For GPUs of one host that do not reach each other's memory. The exchange is that of attention/over_ranks.py, in another
 order: query, key and value of all chunks go out first, then attended values, chunk by chunk, as they are computed.
 Copy engines do the copies, one in each direction. What is not hidden is the first chunk's way in and the last one's
-back, but for a layer beside attention (layer_beside.py), which is computed then. A chunk goes in pieces, so that it
-comes in on one GPU while the rest of it still goes out of the other."""
+back, but for what a compiled block has to compute then: layers that make the other chunks' heads, and one beside
+attention (layer_beside.py). A chunk goes in pieces, so that it comes in on one GPU while the rest of it still goes out
+of the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -20,7 +22,7 @@ from ..attention.over_ranks import even_heads
 from ..attention.projections import Projections
 from ..attention.rotary import apply_norms
 from ..mesh.launched import unbroken
-from .host_lanes import SLOTS, Exchange, StreamMemory
+from .host_lanes import HEADS, SLOTS, Exchange, StreamMemory
 from .layer_beside import LayerBeside
 
 
@@ -45,7 +47,7 @@ def attend_through_host(
     not ended, which is the caller's."""
     parts = even_heads(len(buffers.lengths), query, key, value)
     wire = [part.unflatten(2, (len(buffers.lengths), -1)).permute(2, 1, 0, 3, 4) for part in parts]
-    way = _Way(buffers, query, query.shape[3], lambda start, stop: [part[:, :, :, start:stop] for part in wire])
+    way = _Heads(buffers, query, query.shape[3], lambda start, stop: [part[:, :, :, start:stop] for part in wire])
     return way.go(kernel, scale, beside)[:, :, : query.shape[2]]
 
 
@@ -62,84 +64,108 @@ def project_through_host(
         cos, sin = (each.repeat(degree, 1, 1) for each in (cos, sin))
 
     def made(start: int, stop: int) -> list[Tensor]:
-        queries, keys, values = layers.of_heads(degree, start, stop)
+        queries, keys, values = layers.of_heads(range(degree), degree, start, stop)
         value = values[0] if len(values) == 1 else torch.cat(values, 1)
         parts = (*apply_norms(queries, keys, [*weights, cos, sin], eps), value)
         return [part.unflatten(0, (degree, -1)).transpose(1, 2) for part in parts]
 
-    return _Way(buffers, layers.inputs[0], layers.head_dim, made).go(kernel, scale, beside)
+    return _Heads(buffers, layers.inputs[0], layers.head_dim, made).go(kernel, scale, beside)
 
 
-class _Way:
-    """The way of one attention's tensors between the ranks: of n chunks, load c has the heads of chunk c, and load
-    n + c what was attended with them. All memory but that of results is taken on the caller's stream before the first
-    message, and held until the last.
+class Way(ABC):
+    """The way of one attention's tensors between the ranks: first what heads are made of comes in, then attended values
+    go back, chunk by chunk. All memory but that of results is taken on the caller's stream before the first message,
+    and held until the last. `like` has batch, dtype and device."""
 
-    `made` gives queries, keys and values with some heads of each rank, from one to another: (ranks, own tokens, batch,
-    heads of the chunk, head dim), the first dim the rank that they go to. `like` has batch, dtype and device."""
-
-    def __init__(self, buffers: HostBuffers, like: Tensor, head_dim: int, made: Callable[[int, int], Sequence[Tensor]]):
+    def __init__(self, buffers: HostBuffers, like: Tensor, head_dim: int, kind: int):
         lengths, rank, chunks = buffers.lengths, buffers.rank, buffers.chunks
         batch, own, degree = like.shape[0], lengths[rank], len(lengths)
-        self._rank, self._lengths, self._chunks, self._pieces = rank, lengths, chunks, buffers.pieces
-        self._cuts = list(accumulate(chunks, initial=0))
-        self._exchange = Exchange(buffers.memory, rank)
+        self._rank, self._lengths, self._pieces = rank, lengths, buffers.pieces
+        self._cuts = list(pairwise(accumulate(chunks, initial=0)))
+        self._exchange = Exchange(buffers.memory, rank, kind)
         self._output = like.new_empty((batch, own, degree, sum(chunks), head_dim))
-        self._landing = [like.new_empty((sum(lengths), batch, 3, size, head_dim)) for size in chunks]
         self._returned = [like.new_empty((degree, own, batch, size, head_dim)) for size in chunks]
-        self._loads: list[tuple[dict[int, Tensor], object]] = []  # that can be sent, by who gets it, and when
-        for chunk, (start, stop) in enumerate(pairwise(self._cuts)):
-            self._pack(chunk, made(start, stop))
+        self._outgoing: list[tuple[Mapping[int, Tensor], object]] = []  # messages: by who gets it, and when it is made
 
     def go(self, kernel: Attend, scale: float | None, beside: LayerBeside | None) -> Tensor:
         """Attended values of this rank's tokens, (batch, local tokens, heads, head dim)."""
+        self._kernel, self._scale = kernel, scale
         if beside is not None:
-            beside.begin()  # behind what packs heads, which these wait for alone
+            beside.begin()  # behind what is sent, which waits for that alone
         with unbroken():
-            return self._exchanged(kernel, scale, beside)
+            return self._exchanged(beside)
 
-    def _exchanged(self, kernel: Attend, scale: float | None, beside: LayerBeside | None) -> Tensor:
-        count, pieces, sent = len(self._chunks), self._pieces, 0
-        for message in range(2 * count * pieces):
-            while sent < min(len(self._loads) * pieces, message + SLOTS):
-                parts, ready = self._loads[sent // pieces]
-                self._exchange.send(sent, self._piece(parts, sent % pieces), ready)
+    def _exchanged(self, beside: LayerBeside | None) -> Tensor:
+        before, sent = len(self._outgoing), 0
+        for message in range(before + len(self._cuts) * self._pieces):
+            while sent < min(len(self._outgoing), message + SLOTS):
+                self._exchange.send(sent, *self._outgoing[sent])
                 sent += 1
-            load, piece = divmod(message, pieces)
-            self._exchange.receive(message, self._piece(self._coming(load), piece))
-            if load < count and piece == pieces - 1:
-                self._exchange.take(message)
-                self._attend(load, kernel, scale)
+            coming = self._coming(message) if message < before else self._coming_back(message - before)
+            self._exchange.receive(message, coming)
+            if message < before:
+                self._came(message)
         if beside is not None:
             beside.go_on()
-        for chunk, (start, stop) in enumerate(pairwise(self._cuts)):
-            self._exchange.take((count + chunk + 1) * pieces - 1)
+        for chunk, (start, stop) in enumerate(self._cuts):
+            self._exchange.take(before + (chunk + 1) * self._pieces - 1)
             self._output[:, :, :, start:stop] = self._returned[chunk].permute(2, 1, 0, 3, 4)
         return self._output.flatten(2, 3)
 
-    def _pack(self, chunk: int, parts: Sequence[Tensor]) -> None:
-        packed = torch.stack([*parts], dim=3)
-        self._of_rank(self._landing[chunk], self._rank).copy_(packed[self._rank])
-        self._loads.append(({to: packed[to] for to in self._exchange.others}, self._exchange.mark()))
+    @abstractmethod
+    def _coming(self, message: int) -> Mapping[int, Tensor]:
+        """Where a message of each other rank belongs, one of those that come first."""
 
-    def _attend(self, chunk: int, kernel: Attend, scale: float | None) -> None:
-        query, key, value = (part.transpose(0, 1) for part in self._landing[chunk].unbind(2))
-        attended = kernel(query, key, value, None, scale).transpose(0, 1).contiguous()
-        parts = {to: self._of_rank(attended, to) for to in self._exchange.others}
-        self._loads.append((parts, self._exchange.mark()))
+    @abstractmethod
+    def _came(self, message: int) -> None:
+        """Go on after it was received, but not yet taken."""
+
+    def _coming_back(self, message: int) -> Mapping[int, Tensor]:
+        chunk, piece = divmod(message, self._pieces)
+        return self._cut({source: self._returned[chunk][source] for source in self._exchange.others})[piece]
+
+    def _attend(self, chunk: int, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """With a chunk's heads, (batch, tokens of all ranks, heads of the chunk, head dim)."""
+        attended = self._kernel(query, key, value, None, self._scale).transpose(0, 1).contiguous()
+        self._post({to: self._of_rank(attended, to) for to in self._exchange.others})
         self._returned[chunk][self._rank].copy_(self._of_rank(attended, self._rank))
 
-    def _coming(self, load: int) -> dict[int, Tensor]:
-        """Where the others' parts of a load belong."""
-        others, count = self._exchange.others, len(self._chunks)
-        if load >= count:
-            return {source: self._returned[load - count][source] for source in others}
-        return {source: self._of_rank(self._landing[load], source) for source in others}
+    def _post(self, parts: Mapping[int, Tensor]) -> None:
+        """What is made now goes to the others in pieces."""
+        ready = self._exchange.mark()
+        self._outgoing += [(piece, ready) for piece in self._cut(parts)]
 
-    def _piece(self, parts: dict[int, Tensor], piece: int) -> dict[int, Tensor]:
-        """Some of the tokens of each part, cut alike where it is sent and where it is received."""
-        return {rank: part.tensor_split(self._pieces)[piece] for rank, part in parts.items()}
+    def _cut(self, parts: Mapping[int, Tensor]) -> list[Mapping[int, Tensor]]:
+        """Some of the tokens of each part, cut alike where they are sent and where they are received."""
+        pieces = {rank: part.tensor_split(self._pieces) for rank, part in parts.items()}
+        return [{rank: pieces[rank][piece] for rank in pieces} for piece in range(self._pieces)]
 
     def _of_rank(self, tokens: Tensor, rank: int) -> Tensor:
         """The tokens of one rank among those of all."""
         return tokens.split(self._lengths)[rank]
+
+
+class _Heads(Way):
+    """Heads come, chunk by chunk. `made` gives queries, keys and values with some heads of each rank, from one to
+    another: (ranks, own tokens, batch, heads of the chunk, head dim), the first dim the rank that they go to."""
+
+    def __init__(self, buffers: HostBuffers, like: Tensor, head_dim: int, made: Callable[[int, int], Sequence[Tensor]]):
+        super().__init__(buffers, like, head_dim, HEADS)
+        batch, tokens = like.shape[0], sum(buffers.lengths)
+        self._landing = [like.new_empty((tokens, batch, 3, size, head_dim)) for size in buffers.chunks]
+        for landing, (start, stop) in zip(self._landing, self._cuts, strict=True):
+            packed = torch.stack([*made(start, stop)], dim=3)
+            self._of_rank(landing, self._rank).copy_(packed[self._rank])
+            self._post({to: packed[to] for to in self._exchange.others})
+
+    def _coming(self, message: int) -> Mapping[int, Tensor]:
+        chunk, piece = divmod(message, self._pieces)
+        landing = self._landing[chunk]
+        return self._cut({source: self._of_rank(landing, source) for source in self._exchange.others})[piece]
+
+    def _came(self, message: int) -> None:
+        chunk, piece = divmod(message, self._pieces)
+        if piece == self._pieces - 1:
+            self._exchange.take(message)
+            query, key, value = (part.transpose(0, 1) for part in self._landing[chunk].unbind(2))
+            self._attend(chunk, query, key, value)

@@ -62,6 +62,16 @@ def all_agree(agreed: bool, group: dist.ProcessGroup | None, device: torch.devic
     return bool(vote.item())
 
 
+def all_same(number: int, group: dist.ProcessGroup | None, device: torch.device) -> bool:
+    """Whether all ranks of a group have the same number, which is not NONE. Collective over it."""
+    if group is None:
+        return number != NONE
+    both = torch.tensor([number, -number], device=device)
+    dist.all_reduce(both, op=dist.ReduceOp.MIN, group=group)
+    least, largest = both.tolist()
+    return least == -largest != NONE
+
+
 @contextmanager
 def failing_at_the_next_vote(group: dist.ProcessGroup | None) -> Iterator[Callable[[], None]]:
     """Around work with exchanges, before each of which all ranks call what is given, with all memory taken that the

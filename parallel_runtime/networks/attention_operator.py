@@ -167,14 +167,15 @@ def _(queries, keys, values, norms, eps, beside, *more):
 
 @operator(
     "block_attention_of_layers",
-    "(Tensor[] inputs, Tensor[] weights, Tensor?[] biases, int[] places, int heads, int head_dim, Tensor[] norms,"
-    " float eps, Tensor[] beside, str function, ScalarType? precision, float? scale, bool low_precision) -> Tensor",
+    "(Tensor[] inputs, int[] fed, Tensor[] weights, Tensor?[] biases, int[] places, int heads, int head_dim,"
+    " Tensor[] norms, float eps, Tensor[] beside, str function, ScalarType? precision, float? scale,"
+    " bool low_precision) -> Tensor",
 )
 def block_attention_of_layers(
-    inputs, weights, biases, places, heads, head_dim, norms, eps, beside, function, precision, scale, low_precision
+    inputs, fed, weights, biases, places, heads, head_dim, norms, eps, beside, function, precision, scale, low_precision
 ):
     """The same with the layers that make queries, keys and values; see `Projections`. Made by projection_pass.py."""
-    layers = Projections(inputs, weights, biases, places, heads, head_dim)
+    layers = Projections(inputs, fed, weights, biases, places, heads, head_dim)
     if _NOW.over_host and (made := _NOW.over_host(layers, norms, eps, beside, scale)) is not None:
         return made
     return block_attention_of_parts(
@@ -183,9 +184,9 @@ def block_attention_of_layers(
 
 
 @shapes_of(block_attention_of_layers)
-def _(inputs, weights, biases, places, heads, head_dim, norms, eps, beside, *more):
+def _(inputs, fed, weights, biases, places, heads, head_dim, norms, eps, beside, *more):
     if beside:
         return beside[0].new_empty((*beside[0].shape[:-1], LayerBeside(beside).weight.shape[0]))
     layers = places[: len(places) // 3 : 2]  # of the queries of each part
-    tokens = sum(inputs[layer].shape[1] for layer in layers)
+    tokens = sum(inputs[fed[layer]].shape[1] for layer in layers)
     return inputs[0].new_empty((inputs[0].shape[0], tokens, heads * head_dim))

@@ -15,6 +15,7 @@ from ..attention.rotary import apply_norms
 from ..errors import UnsupportedModelError, first_line
 from ..exchange.grown_memory import PeerBuffers
 from ..exchange.host_exchange import HostBuffers, attend_through_host, project_through_host
+from ..exchange.host_gather import gather_through_host
 from ..exchange.layer_beside import LayerBeside
 from ..exchange.peer_exchange import attend_over_peers
 from ..switches import is_on
@@ -106,16 +107,25 @@ class BlockAttention:
     def over_host(
         self, layers: Projections, norms: Parts, eps: float, beside: Parts, scale: float | None
     ) -> Tensor | None:
-        """The same of what queries, keys and values are made of, where heads go through the host's memory in chunks."""
-        buffers = self._shared(layers.inputs[0].dtype, layers.heads, layers.head_dim)
-        if not isinstance(buffers, HostBuffers) or len(buffers.chunks) == 1:
+        """The same of what queries, keys and values are made of, where heads go through the host's memory in chunks, or
+        inputs do. Of more ranks inputs have more bytes than heads, and a layer beside attention hides these better."""
+        tokens, streams = self.split.tokens, self.split.streams
+        buffers = self._shared(layers.like.dtype, layers.heads, layers.head_dim)
+        if not isinstance(buffers, HostBuffers):
+            return None
+        assert streams is not None
+        could = tokens.degree == 2 and not beside and layers.lengths == list(streams.own)
+        if not could and len(buffers.chunks) == 1:
             return None
         self.calls += 1
+        tokens.noted.append(could)
         layer = LayerBeside(beside) if beside else None
-        attended = project_through_host(
-            layers, norms, eps, kernel=self._kernel.attend, buffers=buffers, scale=scale, beside=layer
-        ).flatten(2)
-        return attended if layer is None else layer.end(attended)
+        how: Any = {"kernel": self._kernel.attend, "buffers": buffers, "scale": scale, "beside": layer}
+        if could and tokens.gathers:
+            attended = gather_through_host(layers, norms, eps, streams.sizes, **how)
+        else:
+            attended = project_through_host(layers, norms, eps, **how)
+        return attended.flatten(2) if layer is None else layer.end(attended.flatten(2))
 
     def _shared(self, dtype: torch.dtype, heads: int, head_dim: int) -> PeerBuffers | HostBuffers | None:
         """The memory that ranks share for attention of a whole block; None where there is none, or for other heads."""

@@ -60,7 +60,8 @@ class Network:
     def _record(self, probe: Any = None) -> None:
         """Have forwards that repeat become CUDA graphs, on a GPU; see `RecordedForward`."""
         if self._heads.device.type == "cuda" and is_on("recordings"):
-            self._recorded = RecordedForward(self.call_at_once, made_outside=self._split.read, probe=probe)
+            other_way = self._split.tokens if is_on("gather") else None
+            self._recorded = RecordedForward(self.call_at_once, self._split.read, probe, other_way)
 
     def predict(self, x: Tensor, timestep: Tensor, conditioning: Mapping[str, Any]) -> Tensor:
         """The prediction of one call in ComfyUI's convention, shaped as the latent part of x, in the model's dtype.

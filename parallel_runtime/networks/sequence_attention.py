@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 
 import torch
@@ -14,7 +16,9 @@ from ..exchange.grown_memory import PeerBuffers
 from ..exchange.head_routes import HeadSharing
 from ..exchange.host_exchange import HostBuffers, attend_through_host
 from ..exchange.peer_exchange import peer_attention
+from ..mesh.agreement import NONE
 from ..mesh.mesh import Mesh
+from ..replaced import replaced
 
 _KEPT = 32  # layouts on the device
 _FIX = "Set ulysses and ring to 1; the batch can still be split."
@@ -25,6 +29,8 @@ class AttendedTokens:
 
     def __init__(self, mesh: Mesh):
         self.peers: HeadSharing | None = None  # None keeps the exchange on collectives
+        self.gathers = False  # inputs go through the host's memory where they can, as all ranks do in this kind of call
+        self.noted: list[bool] = []  # of this forward's attentions through that memory, whether inputs could
         # Kept, as a CUDA graph cannot be recorded while one comes from the CPU.
         self._wire_layout = lru_cache(_KEPT)(WireLayout.build)
         self.set_mesh(mesh)
@@ -52,6 +58,14 @@ class AttendedTokens:
             self.wire = self._wire_layout(own, place["ulysses"], device)
         self.chunks = tuple(map(sum, groups))
 
+    def seen(self) -> int:
+        """See `OtherWay`, which this is: inputs go instead of heads."""
+        return zlib.crc32(bytes(self.noted)) if any(self.noted) else NONE
+
+    def taken(self) -> AbstractContextManager[None]:
+        """Likewise."""
+        return replaced(self, "gathers", True)
+
     def forget(self) -> None:
         """Let go of what is on the device."""
         self.start()
@@ -70,6 +84,7 @@ class AttendedTokens:
             mask = _mask_of_keys(mask, k)
         elif self.buffers is not None and self.peers is not None and self.peers.fits(q.dtype, *q.shape[2:]):
             if isinstance(self.buffers, HostBuffers):
+                self.noted.append(False)
                 return attend_through_host(q, k, v, kernel=kernel.attend, buffers=self.buffers, scale=scale)
             return peer_attention(q, k, v, kernel=kernel.attend, buffers=self.buffers, scale=scale)
         group, in_group = self._mesh.ulysses, kernel.attend

@@ -69,6 +69,7 @@ class TokenSplit:
     ) -> None:
         """A forward begins; without `peers` the exchange of heads stays on collectives."""
         self.attention, self.run_block, self.tokens.peers, self.functions = attention, run, peers, functions
+        self.tokens.noted.clear()
         self.pending.clear()
         self.joined.clear()
         self._read = []

@@ -14,8 +14,12 @@ import torch.distributed as dist
 
 from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.networks import compiled_blocks
+from parallel_runtime.exchange import grown_memory, head_routes, host_lanes
+from parallel_runtime.exchange.head_routes import HeadRoutes
+from parallel_runtime.exchange.host_gather import gather_through_host
+from parallel_runtime.mesh.agreement import all_same
+from parallel_runtime.mesh.mesh import Groups, build_mesh, single_rank_mesh
+from parallel_runtime.networks import block_attention, compiled_blocks
 from parallel_runtime.networks.comfyui import comfy_network
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork, OwnCache
@@ -26,6 +30,7 @@ from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.token_split import TokenSplit
 from parallel_runtime.requests.patches import CARRIED, PATCHES, REPLACED, Patch
 from parallel_runtime.switches import VARIABLE
+from tests.parallel_runtime.host_route_run import PolledMemory
 from tests.recorders import recorded_by
 
 
@@ -82,6 +87,54 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         found["graphs"][name] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         dist.barrier()
     return found | {"operators": sorted(operators)}
+
+
+def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[str, Any]:
+    """{"differences": {network: largest over the scale from the blocks as they are, by NCCL's route, of blocks that run
+    compiled, that do so on the first rank alone, and of inputs that are gathered}, "gathered": {network: attentions
+    that inputs came for}, "noted": {network: whether all ranks are told to have done alike}}; all through the host's
+    memory, in chunks."""
+    use_comfyui(comfyui, {"cpu": True})
+    from tests.comfyui_networks.catalogue import TINY
+
+    torch.set_grad_enabled(False)
+    head_routes.may_go_through_host = lambda device: True
+    grown_memory.StreamMemory = PolledMemory  # type: ignore[misc]
+    host_lanes.LEAST_MESSAGE = 1
+    gathered: list[Any] = []
+
+    def gather(*given: Any, **how: Any) -> torch.Tensor:
+        gathered.append(given)
+        return gather_through_host(*given, **how)
+
+    block_attention.gather_through_host = gather  # type: ignore[attr-defined]
+    plan = ParallelPlan(ulysses=world_size)
+    meshes = [build_mesh(plan, rank, world_size, groups=Groups(rank, world_size, way)) for way in (None, HeadRoutes)]
+    found: dict[str, Any] = {"differences": {}, "gathered": {}, "noted": {}}
+    for name in names:
+        torch._dynamo.reset()
+        made = TINY[name]()
+        described = describe_network(made.network, 0, 2)
+        split = TokenSplit(single_rank_mesh())
+        prepare_network(made.network, described.data, split)
+        held = as_held(made, described, split)
+        plain = ComfyNetwork(held, described, None, "auto", torch.float32)
+        chosen = functools.partial(compiled_blocks.CompiledBlocks, backend=_rewritten(set()))
+        with mock.patch.object(compiled_blocks, "CompiledBlocks", chosen):
+            compiled = ComfyNetwork(held, described, None, "auto", torch.float32, compile=True)
+        arguments = next(iter(made.calls.values()))
+        expected = run_call(plain, meshes[0], arguments)
+        calls = [run_call(compiled, meshes[1], arguments)]
+        same = all_same(split.tokens.seen(), meshes[1].sequence, torch.device("cpu"))
+        calls.append(run_call(plain if rank else compiled, meshes[1], arguments))
+        unlike = not all_same(split.tokens.seen(), meshes[1].sequence, torch.device("cpu"))
+        with split.tokens.taken():
+            calls.append(run_call(compiled, meshes[1], arguments))
+        found["differences"][name] = [float((call - expected).abs().max() / expected.abs().max()) for call in calls]
+        found["gathered"][name], found["noted"][name] = len(gathered), [same, unlike]
+        gathered.clear()
+        dist.barrier()
+    return found
 
 
 def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from parallel_runtime.attention.over_ranks import WireLayout, ulysses_attention
 from parallel_runtime.attention.projections import Projections
 from parallel_runtime.attention.rotary import apply_norms
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.exchange import grown_memory, head_routes
+from parallel_runtime.exchange import grown_memory, head_routes, host_lanes
 from parallel_runtime.exchange.grown_memory import ExchangedHeads, HostMemory
 from parallel_runtime.exchange.head_routes import HeadRoutes
 from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host, project_through_host
+from parallel_runtime.exchange.host_gather import gather_through_host
 from parallel_runtime.exchange.host_lanes import SLOTS, Slots
 from parallel_runtime.exchange.layer_beside import LayerBeside
 from parallel_runtime.mesh.mesh import Groups, build_mesh
@@ -116,18 +117,17 @@ def with_layer(rank: int, buffers: HostBuffers, whole: torch.Tensor, scale: floa
 def made_on_the_way(rank: int, buffers: HostBuffers, batch: int, heads: int, seed: int) -> float:
     """How far attention whose heads are made while others travel is from that of heads that were made before. Text and
     picture have layers of their own: one for all three, with a bias, and three. Ranks with an odd number make theirs
-    before, in the second of two attentions."""
+    before, in the second of three attentions; in the third, inputs are gathered."""
     own, width, size = buffers.lengths[rank], 24, heads * HEAD_DIM
     generator, shared = torch.Generator().manual_seed(seed + rank), torch.Generator().manual_seed(seed)
     text = min(own - 1, 2)
     inputs = [torch.randn(batch, tokens, width, generator=generator) for tokens in (text, own - text)]
-    inputs = [inputs[0], *[inputs[1]] * 3]
     weights = [torch.randn(outputs, width, generator=shared) / 5 for outputs in (3 * size, size, size, size)]
     biases = [torch.randn(3 * size, generator=shared), None, None, None]
     places = [0, 0, 1, 0, 0, size, 2, 0, 0, 2 * size, 3, 0]
     angles = torch.randn(batch, own, HEAD_DIM // 2, generator=generator)
     norms = [*(torch.rand(HEAD_DIM, generator=shared) for _ in range(4)), angles.cos(), angles.sin()]
-    layers = Projections(inputs, weights, biases, places, heads, HEAD_DIM)
+    layers = Projections(inputs, [0, 1, 1, 1], weights, biases, places, heads, HEAD_DIM)
     queries, keys, values = layers.whole()
     kernel, largest = KERNELS["sdpa"].attend, 0.0
     for before in (False, rank % 2 == 1):
@@ -140,7 +140,10 @@ def made_on_the_way(rank: int, buffers: HostBuffers, batch: int, heads: int, see
         else:
             found = project_through_host(layers, norms, 1e-6, kernel=kernel, buffers=buffers)
         largest = max(largest, float((found - expected).abs().max()))
-    return largest
+    texts = [min(length - 1, 2) for length in buffers.lengths]
+    sizes = [texts, [length - text for length, text in zip(buffers.lengths, texts, strict=True)]]
+    found = gather_through_host(layers, norms, 1e-6, sizes, kernel=kernel, buffers=buffers)
+    return max(largest, float((found - expected).abs().max()))
 
 
 def layout_of(rank: int, buffers: HostBuffers, like: torch.Tensor) -> WireLayout | None:
@@ -176,7 +179,7 @@ def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any
     """{"alike": whether each case (batch, heads, lengths, chunks, pieces, scale) has the bits of `ulysses_attention`,
     twice, "words": what words are left behind, "largest": difference to attention over all tokens on one rank, "beside"
     that of a layer beside it, "made" that of heads that are made on the way}."""
-    grown_memory._LEAST_MESSAGE = 1
+    host_lanes.LEAST_MESSAGE = 1
     device, alike, largest, beside, made = torch.device("cpu"), [], 0.0, 0.0, 0.0
     grown_memory.StreamMemory = PolledMemory  # type: ignore[misc]
     memories = {(c, p): cut_so(c, p) for *_, c, p, _ in cases}
@@ -239,7 +242,7 @@ def grow(rank: int, world_size: int) -> dict[str, Any]:
 def forwards(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
     """{"alike": whether a network's forwards have the bits of those over collectives, "attended": attentions that
     went through the host, "in chunks": whether these were cut}."""
-    grown_memory._LEAST_MESSAGE = 1
+    host_lanes.LEAST_MESSAGE = 1
     head_routes.may_go_through_host = lambda device: True
     grown_memory.StreamMemory = PolledMemory  # type: ignore[misc]
     went: list[bool] = []

@@ -183,7 +183,7 @@ def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_bef
     def found() -> torch.Tensor:
         rest = (HEADS, HEAD_DIM, norms, eps, chosen, "attention_pytorch", None, None, True)
         with attending(attention.at, attention.over_peers, attention.over_host):
-            return block_attention_of_layers(inputs, weights, biases, places, *rest)
+            return block_attention_of_layers(inputs, [0, 1], weights, biases, places, *rest)
 
     assert (found() - (expected if beside else expected.flatten(2))).abs().max() < 1e-4
     assert through == []  # no block runs that is cut

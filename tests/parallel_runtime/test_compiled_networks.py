@@ -116,6 +116,18 @@ def test_blocks_that_are_rewritten_compute_what_they_do():
 
 
 @with_comfyui
+@pytest.mark.parametrize("names", [["flux"], pytest.param(["flux2", "chroma", "qwen-image"], marks=pytest.mark.slow)])
+def test_through_the_hosts_memory_heads_are_made_on_the_way_or_inputs_are_gathered(names):
+    for found in run_ranks(
+        2, "tests.comfyui_networks.compiled:through_host", {"comfyui": str(COMFYUI), "names": names}
+    ):
+        for name in names:
+            assert max(found["differences"][name]) < 1e-5, found
+            assert found["gathered"][name] > 0
+            assert found["noted"][name] == [True, True]
+
+
+@with_comfyui
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["z-image", pytest.param("flux", marks=pytest.mark.long)])
 def test_what_the_compiler_makes_of_blocks_computes_what_they_do(name):

@@ -99,7 +99,7 @@ def test_layers_join_where_nothing_else_reads_or_changes_what_they_make(make, la
     def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
         Passes()(module.graph)
         named = {str(node.target).split(".")[1]: node for node in module.graph.nodes if "attention" in str(node.target)}
-        taken.append(len(named["block_attention_of_layers"].args[0]) if "block_attention_of_layers" in named else 0)
+        taken.append(len(named["block_attention_of_layers"].args[1]) if "block_attention_of_layers" in named else 0)
         module.recompile()
         return module.forward
 
@@ -119,11 +119,11 @@ def test_some_heads_of_each_rank_are_those_of_all(ranks, batch):
     text, image = drawn(batch, 3, WIDTH), drawn(batch, 5, WIDTH)
     weights, biases = [drawn(4 * SIZE, WIDTH)[SIZE:], *THREE], [BIAS, None, drawn(SIZE), None]
     places = [0, 0, 1, 0, 0, SIZE, 2, 0, 0, 2 * SIZE, 3, 0]
-    layers = Projections([text, image, image, image], weights, biases, places, HEADS, HEAD_DIM)
+    layers = Projections([text, image], [0, 1, 1, 1], weights, biases, places, HEADS, HEAD_DIM)
     whole, each = layers.whole(), HEADS // ranks
     for start in range(each):
         for stop in range(start + 1, each + 1):
-            for all_heads, some in zip(whole, layers.of_heads(ranks, start, stop), strict=True):
+            for all_heads, some in zip(whole, layers.of_heads(range(ranks), ranks, start, stop), strict=True):
                 for part, of_ranks in zip(all_heads, some, strict=True):
                     expected = (
                         part.unflatten(2, (ranks, each))[:, :, :, start:stop].permute(2, 0, 1, 3, 4).flatten(0, 1)
