@@ -18,6 +18,7 @@ FLUX_DEV = ModelFacts(
     has_stages=True,
     shared_parameters=3_228_567_552,
     parallel_blocks=38,
+    projecting_blocks=57,
 )
 """A test compares it with the diffusers class."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+from itertools import accumulate
 from operator import getitem, mul
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ class Passes(CustomGraphPass):
 
     def _rewrite(self, graph: fx.Graph) -> None:
         _split_products(graph)
+        _split_float8(graph)
         drop_unused(graph)
         for node in [node for node in graph.nodes if node.target is torch._C._nn.linear]:
             if len(_arguments(node)) == 3:
@@ -152,6 +154,20 @@ def _split_products(graph: fx.Graph) -> None:
                 else:
                     replace(gated, graph.call_function(torch.ops.parallel_dit.linear_silu_gate.default, (x, *rows)))
             first += size
+
+
+def _split_float8(graph: fx.Graph) -> None:
+    """The same of float8 layers, so that nothing but attention reads what makes its heads."""
+    for layer in [node for node in graph.nodes if str(node.target) == "parallel_dit.float8_layer.default"]:
+        (split, *others) = layer.users
+        parts = _parts_of(split) if not others else None
+        if parts is None or not any(_gelu_of(part) or _gate_of(part) for part in parts):
+            continue
+        firsts = accumulate(split.args[1], initial=0)
+        for part, first, size in zip(parts, firsts, split.args[1], strict=False):
+            with graph.inserting_before(split):
+                rows = graph.call_function(torch.ops.parallel_dit.float8_rows.default, (*layer.args, first, size))
+            replace(part, rows)
 
 
 def _parts_of(split: Any) -> list[Any] | None:

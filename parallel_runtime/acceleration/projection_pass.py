@@ -37,11 +37,16 @@ def _take_layers(graph: fx.Graph, attention: Any) -> None:
     if _written_between(graph, [path[-1] for path in paths], attention):
         return
     layers = list(dict.fromkeys(path[-1] for path in paths))
-    inputs, weights, biases = (list(each) for each in zip(*map(_layer, layers), strict=True))
-    different = list(dict.fromkeys(inputs))
-    fed = [different.index(x) for x in inputs]
+    inputs, tensors, types = zip(*map(_layer, layers), strict=True)
+    dtypes = {value_of(each).dtype for each in layers}
+    if len(dtypes) > 1:
+        return
+    given = [_first_alike(graph, x) for x in inputs]
+    different = list(dict.fromkeys(given))
+    fed, counts = [different.index(x) for x in given], [len(own) for own in tensors]
     places = list(chain(*((layers.index(path[-1]), first) for path, first in made)))
-    arguments = (different, fed, weights, biases, places, heads, head_dim, norms, eps, beside)
+    arguments = (different, fed, [*chain(*tensors)], counts, list(types), places, heads, head_dim, *dtypes)
+    arguments = (*arguments, norms, eps, beside)
     with graph.inserting_before(attention):
         target = torch.ops.parallel_dit.block_attention_of_layers.default
         joined = graph.call_function(target, (*arguments, function, precision, scale, low_precision))
@@ -52,7 +57,7 @@ def _made_by(part: Any, heads: Any, head_dim: Any) -> tuple[list[Any], int] | No
     """The way from a part (batch, tokens, heads, head dim) back to the linear layer of whose output it is a view, heads
     side by side; and the column at which it begins."""
     path = [part]
-    while path[-1].target is not torch._C._nn.linear:
+    while path[-1].target not in (torch._C._nn.linear, *_float8()):
         name = getattr(path[-1].target, "__name__", path[-1].target)
         if path[-1].op == "placeholder" or name not in _VIEWS or not isinstance(path[-1].args[0], fx.Node):
             return None
@@ -63,7 +68,8 @@ def _made_by(part: Any, heads: Any, head_dim: Any) -> tuple[list[Any], int] | No
         return None
     if view.stride()[1:] != (output.stride(1), head_dim, 1):
         return None
-    return path, int(view.storage_offset() - output.storage_offset())
+    first = path[-1].args[4] if path[-1].target is torch.ops.parallel_dit.float8_rows.default else 0
+    return path, first + int(view.storage_offset() - output.storage_offset())
 
 
 def _value(node: Any) -> Any:
@@ -86,7 +92,28 @@ def _written_between(graph: fx.Graph, layers: list[Any], attention: Any) -> bool
     return any(writes(node) for node in between)
 
 
-def _layer(linear: Any) -> tuple[Any, Any, Any]:
-    """Input, weight and bias, or None."""
-    given = dict(zip(("input", "weight", "bias"), linear.args, strict=False)) | linear.kwargs
-    return given["input"], given["weight"], given.get("bias")
+def _float8() -> tuple[Any, ...]:
+    """Operators of a float8 layer whose input is rounded before it."""
+    ours = torch.ops.parallel_dit
+    return (ours.float8_layer.default, ours.float8_rows.default) if hasattr(ours, "float8_layer") else ()
+
+
+def _layer(node: Any) -> tuple[Any, list[Any], str]:
+    """Input, tensors of the layer, and its kind, "" of a linear one."""
+    if node.target is not torch._C._nn.linear:
+        return node.args[0], list(node.args[1]), node.args[2]
+    given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+    bias = given.get("bias")
+    return given["input"], [given["weight"]] if bias is None else [given["weight"], bias], ""
+
+
+def _first_alike(graph: fx.Graph, node: Any) -> Any:
+    """The first node that rounds the same as this one: each float8 layer has its own."""
+    if node.op != "call_method" or node.target not in ("to", "clamp"):
+        return node
+    source = _first_alike(graph, node.args[0])
+    for each in graph.nodes:
+        alike = (each.op, each.target, each.args[1:], each.kwargs) == (node.op, node.target, node.args[1:], node.kwargs)
+        if alike and _first_alike(graph, each.args[0]) is source:
+            return each
+    return node

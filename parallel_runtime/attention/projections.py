@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,36 @@ Parts = tuple[list[Tensor], list[Tensor], list[Tensor]]
 """Queries, keys and values (batch, tokens of the part, heads, head dim) of each part of the own tokens."""
 
 
+class Layer(Protocol):
+    """A linear layer, of which some rows can be computed."""
+
+    def products(self, x: Tensor, firsts: Sequence[int], size: int) -> Tensor:
+        """(places, batch, tokens, size): of x (batch, tokens, width) with so many rows of the weight from each place
+        on, which are as far from one another."""
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """One of plain tensors, (outputs, width) and maybe (outputs,)."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def products(self, x: Tensor, firsts: Sequence[int], size: int) -> Tensor:
+        """As one product of a batch: each by itself would be too narrow for a GPU."""
+        used = slice(firsts[0], firsts[-1] + size)
+        weight, bias = self.weight[used], None if self.bias is None else self.bias[used]
+        if len(firsts) == 1:
+            return F.linear(x, weight, bias)[None]
+        rows, step = x.flatten(0, 1).expand(len(firsts), -1, -1), firsts[1] - firsts[0]
+        weights = weight.unfold(0, size, step)  # (places, width, size)
+        if bias is None:
+            made = torch.bmm(rows, weights)
+        else:
+            made = torch.baddbmm(bias.unfold(0, size, step)[:, None], rows, weights)
+        return made.unflatten(1, x.shape[:2])
+
+
 @dataclass(frozen=True)
 class Projections:
     """What a block's attention is made of, which a block that is compiled has for it (acceleration/projection_pass.py).
@@ -20,34 +51,43 @@ class Projections:
     Args:
         inputs: (batch, tokens of a part, width).
         fed: of each layer, which of the inputs it takes.
-        weights: (outputs, width) of each layer.
-        biases: (outputs,) of each layer, or None.
         places: of queries, of keys and of values one after the other: layer and first row for each part of the tokens.
+        dtype: of what the layers make.
     """
 
     inputs: Sequence[Tensor]
     fed: Sequence[int]
-    weights: Sequence[Tensor]
-    biases: Sequence[Tensor | None]
+    layers: Sequence[Layer]
     places: Sequence[int]
     heads: int
     head_dim: int
+    dtype: torch.dtype
 
     def whole(self) -> Parts:
         """With all heads, each layer one product."""
-        given = [self.inputs[index] for index in self.fed]
-        made = [F.linear(*layer) for layer in zip(given, self.weights, self.biases, strict=True)]
-        size = self.heads * self.head_dim
-        queries, keys, values = (
-            [made[layer][..., first : first + size].unflatten(2, (self.heads, self.head_dim)) for layer, first in part]
-            for part in zip(*self.parts, strict=True)
-        )
+        size, parts = self.heads * self.head_dim, self.parts
+        made = []
+        for index, (layer, fed) in enumerate(zip(self.layers, self.fed, strict=True)):
+            rows = [first for part in parts for used, first in part if used == index]
+            made.append((min(rows), layer.products(self.inputs[fed], [min(rows)], max(rows) + size - min(rows))[0]))
+
+        def heads(layer: int, first: int) -> Tensor:
+            start, output = made[layer]
+            return output.narrow(2, first - start, size).unflatten(2, (self.heads, self.head_dim))
+
+        queries, keys, values = ([heads(*place) for place in kind] for kind in zip(*parts, strict=True))
         return queries, keys, values
 
     @property
     def like(self) -> Tensor:
         """A tensor of no number with batch, dtype and device of what the layers make."""
-        return self.inputs[0].new_empty((self.inputs[0].shape[0], 0))
+        return self.inputs[0].new_empty((self.inputs[0].shape[0], 0), dtype=self.dtype)
+
+    @property
+    def kind(self) -> str:
+        """What inputs are, of any lengths, and what is made of them: not the same where ranks' layers differ."""
+        inputs = [(str(x.dtype), x.shape[-1]) for x in self.inputs]
+        return repr((inputs, self.fed, self.places, self.heads, self.head_dim, str(self.dtype)))
 
     @property
     def lengths(self) -> list[int]:
@@ -77,24 +117,11 @@ class Projections:
         for part in self.parts:
             for kinds in _joined(part, self.heads * self.head_dim):
                 layer = part[kinds[0]][0]
-                x = given[self.fed[layer]]
                 firsts = [part[kind][1] + rank * each + start * self.head_dim for kind in kinds for rank in ranks]
-                products = self._products(layer, x, firsts, size).unflatten(0, (len(kinds), len(ranks)))
-                for kind, product in zip(kinds, products, strict=True):  # (ranks, rows of the input, size)
-                    made[kind].append(product.view(len(ranks) * x.shape[0], x.shape[1], stop - start, self.head_dim))
+                products = self.layers[layer].products(given[self.fed[layer]], firsts, size)
+                for kind, product in zip(kinds, products.unflatten(0, (len(kinds), len(ranks))), strict=True):
+                    made[kind].append(product.flatten(0, 1).unflatten(2, (stop - start, self.head_dim)))
         return made
-
-    def _products(self, layer: int, x: Tensor, firsts: Sequence[int], size: int) -> Tensor:
-        """(places, rows of the input, size): with so many rows of the weight from each place on, which are as far from
-        one another. As one product of a batch: each by itself would be too narrow for a GPU."""
-        step = firsts[1] - firsts[0] if len(firsts) > 1 else size
-        rows = x.flatten(0, 1).expand(len(firsts), -1, -1)
-        used = slice(firsts[0], firsts[-1] + size)
-        weights = self.weights[layer][used].unfold(0, size, step)  # (places, width, size)
-        bias = self.biases[layer]
-        if bias is None:
-            return torch.bmm(rows, weights)
-        return torch.baddbmm(bias[used].unfold(0, size, step)[:, None], rows, weights)
 
 
 def _joined(part: Sequence[tuple[int, int]], width: int) -> list[tuple[int, ...]]:

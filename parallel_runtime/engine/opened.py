@@ -14,7 +14,7 @@ from .. import memory
 from ..errors import RequestError, UnsupportedModelError
 from ..loading.checkpoint import CheckpointReader, build_transformer, open_checkpoint
 from ..loading.comfyui_network import NetworkReader, NetworkWeights
-from ..loading.host_file import open_host_file
+from ..loading.host_file import QUANTISED, open_host_file
 from ..loading.loaded_weights import LoadedWeights
 from ..loading.reading import Owned
 from ..mesh.mesh import single_rank_mesh
@@ -162,7 +162,8 @@ class OpenedNetwork(Opened):
         use_comfyui(code.folder, {**code.options, "cpu": device.type == "cpu"})
         self._file, self._code = open_host_file(request.path, code.gguf), code
         self._latent = self._file.config.latent_format
-        described = describe_network(self._file.build(), self._file.size, self._latent.latent_dimensions)
+        takes = QUANTISED if code.fast_float8 else self._file.takes
+        described = describe_network(self._file.build(), self._file.size, self._latent.latent_dimensions, takes)
         self._described, self.facts = described, described.facts
         self._stored = getattr(torch, code.weights) if code.weights else None
         title = self.facts.title

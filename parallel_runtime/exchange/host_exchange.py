@@ -69,7 +69,7 @@ def project_through_host(
         parts = (*apply_norms(queries, keys, [*weights, cos, sin], eps), value)
         return [part.unflatten(0, (degree, -1)).transpose(1, 2) for part in parts]
 
-    return _Heads(buffers, layers.inputs[0], layers.head_dim, made).go(kernel, scale, beside)
+    return _Heads(buffers, layers.like, layers.head_dim, made).go(kernel, scale, beside)
 
 
 class Way(ABC):

@@ -31,6 +31,9 @@ _NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python names since 3.11: a f
 _SMALL = 1 << 16  # bytes of a tensor that is read: ComfyUI looks into norms and descriptions of quantised layers
 
 
+PLAIN, FLOAT8, QUANTISED = "plain", "float8", "quantised"
+
+
 @dataclass(frozen=True)
 class HostFile:
     """A file that ComfyUI recognises."""
@@ -46,6 +49,17 @@ class HostFile:
     outside: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what else is in the file; small ones are read
     beside: set[str] = field(default_factory=set)  # names that ComfyUI's model is made with, some of them in `outside`
     pack: GgufPack | None = None  # that reads a GGUF file
+
+    @property
+    def takes(self) -> str:
+        """What most layers take: numbers as they are; those rounded to float8, on a GPU that multiplies these; or what
+        they quantise themselves, as a graph does not see."""
+        if self.stored is not None or self.pack is not None:
+            return PLAIN
+        large = [name for name, each in self.state_dict.items() if each.dtype == torch.float8_e4m3fn]
+        scaled = any(name.endswith(".input_scale") for name in self.state_dict)
+        whole = sum(self.state_dict[name].nbytes for name in large)
+        return FLOAT8 if 2 * whole > self.size and not scaled else QUANTISED
 
     def build(self) -> nn.Module:
         """ComfyUI's network without its weights, with plain operations, to be looked at and not run.

@@ -9,16 +9,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..attention.operators import operator, shapes_of
-from ..attention.projections import Projections
+from ..attention.projections import LinearLayer, Projections
 from ..attention.rotary import apply_norms
 from ..exchange.layer_beside import LayerBeside
 from ..replaced import replaced
+from .quantised_layers import Float8Layer
 
 FUNCTIONS = "comfy.ldm.modules.attention"  # module of ComfyUI's attention functions, called again by their names
 _UNNAMED = {"transformer_options", "_inside_attn_wrapper"}  # arguments that are not about the attention itself
@@ -167,15 +169,23 @@ def _(queries, keys, values, norms, eps, beside, *more):
 
 @operator(
     "block_attention_of_layers",
-    "(Tensor[] inputs, int[] fed, Tensor[] weights, Tensor?[] biases, int[] places, int heads, int head_dim,"
-    " Tensor[] norms, float eps, Tensor[] beside, str function, ScalarType? precision, float? scale,"
-    " bool low_precision) -> Tensor",
+    "(Tensor[] inputs, int[] fed, Tensor[] tensors, int[] counts, str[] kinds, int[] places, int heads, int head_dim,"
+    " ScalarType dtype, Tensor[] norms, float eps, Tensor[] beside, str function, ScalarType? precision,"
+    " float? scale, bool low_precision) -> Tensor",
 )
 def block_attention_of_layers(
-    inputs, fed, weights, biases, places, heads, head_dim, norms, eps, beside, function, precision, scale, low_precision
-):
-    """The same with the layers that make queries, keys and values; see `Projections`. Made by projection_pass.py."""
-    layers = Projections(inputs, fed, weights, biases, places, heads, head_dim)
+    inputs, fed, tensors, counts, kinds, places, heads, head_dim, dtype, norms, eps, beside, function, precision, scale,
+    low_precision,
+):  # fmt: skip
+    """The same with the layers that make queries, keys and values; see `Projections`. Of each layer `tensors` has so
+    many: weight and maybe bias, or what a float8 layer of this kind consists of. Made by projection_pass.py."""
+    left = iter(tensors)
+    of_layers = [list(islice(left, count)) for count in counts]
+    made_of = zip(kinds, of_layers, strict=True)
+    layers = Projections(
+        inputs, fed, [Float8Layer(own, kind, dtype) if kind else LinearLayer(*own) for kind, own in made_of], places,
+        heads, head_dim, dtype,
+    )  # fmt: skip
     if _NOW.over_host and (made := _NOW.over_host(layers, norms, eps, beside, scale)) is not None:
         return made
     return block_attention_of_parts(
@@ -184,9 +194,9 @@ def block_attention_of_layers(
 
 
 @shapes_of(block_attention_of_layers)
-def _(inputs, fed, weights, biases, places, heads, head_dim, norms, eps, beside, *more):
+def _(inputs, fed, tensors, counts, kinds, places, heads, head_dim, dtype, norms, eps, beside, *more):
     if beside:
         return beside[0].new_empty((*beside[0].shape[:-1], LayerBeside(beside).weight.shape[0]))
     layers = places[: len(places) // 3 : 2]  # of the queries of each part
     tokens = sum(inputs[fed[layer]].shape[1] for layer in layers)
-    return inputs[0].new_empty((inputs[0].shape[0], tokens, heads * head_dim))
+    return inputs[0].new_empty((inputs[0].shape[0], tokens, heads * head_dim), dtype=dtype)

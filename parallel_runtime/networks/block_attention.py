@@ -118,7 +118,7 @@ class BlockAttention:
         if not could and len(buffers.chunks) == 1:
             return None
         self.calls += 1
-        tokens.noted.append(could)
+        tokens.noted.append(layers.kind if could else "")
         layer = LayerBeside(beside) if beside else None
         how: Any = {"kernel": self._kernel.attend, "buffers": buffers, "scale": scale, "beside": layer}
         if could and tokens.gathers:

@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from torch import nn
 
+from ..loading.host_file import FLOAT8, PLAIN, QUANTISED
 from ..requests.facts import ModelFacts, RequestFacts
 from ..said import said
 from .block_arguments import KEYWORD
@@ -20,10 +21,12 @@ from .tables.image import CONVOLVES
 
 
 def describe(
-    network: nn.Module, data: Network | None, title: str, number_bytes: int, patch: Sequence[int], why: str = CONVOLVES
-) -> ModelFacts:
+    network: nn.Module, data: Network | None, title: str, number_bytes: int, patch: Sequence[int], why: str = CONVOLVES,
+    takes: str = PLAIN,
+) -> ModelFacts:  # fmt: skip
     """Facts of a network on the meta device, whose weights have so many bytes each, on average. `data` is None where
-    ranks share out the batch alone, and `why`; `patch`: latent positions of a token, by the last dims of the latent."""
+    ranks share out the batch alone, and `why`; `patch`: latent positions of a token, by the last dims of the latent;
+    `takes`: what blocks' layers take, see `HostFile.takes`."""
     lists = data.blocks if data is not None else ()
     found = [(block, blocks) for blocks in lists for block in network.get_submodule(blocks.path).children()]
     total = _size(network)
@@ -42,14 +45,20 @@ def describe(
         has_stages=data is not None and data.stages and square and all(each.can_cut(block) for block, each in found),
         why_whole="" if data is not None else why,
         shared_parameters=shared,
-        parallel_blocks=sum(blocks.parallel and _hides(block, number_bytes) for block, blocks in found),
+        parallel_blocks=sum(takes == PLAIN and blocks.parallel and _hides(block) for block, blocks in found),
+        projecting_blocks=sum(takes != QUANTISED and _projects(block, blocks) for block, blocks in found),
+        float8_inputs=takes == FLOAT8,
     )
 
 
-def _hides(block: nn.Module, number_bytes: int) -> bool:
+def _hides(block: nn.Module) -> bool:
     """Whether the feed-forward layer beside a block's attention is one that acceleration/attention_pass.py knows."""
     known = ("GELU", "SiLUActivation")
-    return number_bytes > 1 and any(type(module).__name__ in known for module in block.modules())
+    return any(type(module).__name__ in known for module in block.modules())
+
+
+def _projects(block: nn.Module, blocks: Blocks) -> bool:
+    return blocks.projects is not None and all(find(block, name) == each for name, each in blocks.projects.items())
 
 
 def patch_of(network: nn.Module, dims: int) -> tuple[int, ...]:
@@ -73,7 +82,7 @@ class Described:
     side_by_side: bool
 
 
-def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> Described:
+def describe_network(network: nn.Module, size: int, latent_dimensions: int, takes: str = PLAIN) -> Described:
     """Of a network on the meta device, with weights of `size` bytes and latents of so many dims of space or time."""
     unknown = Network(type(network).__name__, whole=said("this pack does not know it yet"))
     known = find_network(type(network)) or unknown
@@ -82,7 +91,7 @@ def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> D
     data = None if why else known
     patch = patch_of(network, latent_dimensions)
     total = max(1, sum(parameter.numel() for parameter in network.parameters()))
-    facts = describe(network, data, known.title, max(1, round(size / total)), patch, why)
+    facts = describe(network, data, known.title, max(1, round(size / total)), patch, why, takes)
     of_head = data.head_dim if data is not None else ""
     head_dim = int(attrgetter(of_head)(network)) if of_head else facts.width // facts.heads
     return Described(facts, data, head_dim, patch, known.rows_together, known.side_by_side)

@@ -30,7 +30,7 @@ class AttendedTokens:
     def __init__(self, mesh: Mesh):
         self.peers: HeadSharing | None = None  # None keeps the exchange on collectives
         self.gathers = False  # inputs go through the host's memory where they can, as all ranks do in this kind of call
-        self.noted: list[bool] = []  # of this forward's attentions through that memory, whether inputs could
+        self.noted: list[str] = []  # of this forward's attentions through that memory, what inputs could; "" of none
         # Kept, as a CUDA graph cannot be recorded while one comes from the CPU.
         self._wire_layout = lru_cache(_KEPT)(WireLayout.build)
         self.set_mesh(mesh)
@@ -60,7 +60,7 @@ class AttendedTokens:
 
     def seen(self) -> int:
         """See `OtherWay`, which this is: inputs go instead of heads."""
-        return zlib.crc32(bytes(self.noted)) if any(self.noted) else NONE
+        return zlib.crc32(repr(self.noted).encode()) if any(self.noted) else NONE
 
     def taken(self) -> AbstractContextManager[None]:
         """Likewise."""
@@ -84,7 +84,7 @@ class AttendedTokens:
             mask = _mask_of_keys(mask, k)
         elif self.buffers is not None and self.peers is not None and self.peers.fits(q.dtype, *q.shape[2:]):
             if isinstance(self.buffers, HostBuffers):
-                self.noted.append(False)
+                self.noted.append("")
                 return attend_through_host(q, k, v, kernel=kernel.attend, buffers=self.buffers, scale=scale)
             return peer_attention(q, k, v, kernel=kernel.attend, buffers=self.buffers, scale=scale)
         group, in_group = self._mesh.ulysses, kernel.attend

@@ -162,11 +162,24 @@ class PlannedStep:
 
     def _route_seconds(self, tokens: float, keys: float, moved: float, latency: float) -> float:
         """Of all blocks' exchanges through the host's memory, each of which moves data for so long."""
-        attention, beside = self.attention_seconds(tokens, keys), self._beside_seconds(tokens)
-        shown = moved - min(moved, attention) * (1 - fitted.SEEN_OF_EXCHANGE)
-        hidden = shown - max(fitted.SEEN_BESIDE * moved, moved - attention - beside)
-        hiding = self.model.parallel_blocks if self.compiled else 0
-        return self.model.blocks * (2 * latency + shown) - hiding * max(0.0, hidden)
+        model, attention = self.model, self.attention_seconds(tokens, keys)
+        seen = fitted.SEEN_OF_EXCHANGE
+        shown = moved - min(moved, attention) * (1 - seen)
+        if not self.compiled:
+            return model.blocks * (2 * latency + shown)
+        products = 2 * self.batch * tokens * 3 * model.width**2 / self.matmul  # that make queries, keys and values
+        projecting = 0 if model.heads % self.plan.ulysses else model.projecting_blocks
+        made = products * fitted.MADE_MEANWHILE if projecting else 0.0
+        least = fitted.SEEN_BESIDE * moved
+        beside = min(shown, max(least, moved - attention - made - self._beside_seconds(tokens)))
+        projected = min(shown, max(least, moved - attention - made))
+        if self.plan.ulysses == 2:  # inputs come instead, half the bytes of queries, keys, values and attended values
+            comes, leaves = moved / 2 / (model.bytes_per_number if model.float8_inputs else 1), moved / 4
+            behind = max(0.0, comes - products * (1 - fitted.LAST_OF_INPUT))
+            projected = behind + leaves - min(leaves, attention) * (1 - seen)
+        parallel, others = model.parallel_blocks, max(0, projecting - model.parallel_blocks)
+        plain = model.blocks - parallel - others
+        return model.blocks * 2 * latency + plain * shown + parallel * beside + others * projected
 
     def _beside_seconds(self, tokens: float) -> float:
         """Of the feed-forward layer of a parallel block, for so many tokens of this rank."""

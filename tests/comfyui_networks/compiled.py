@@ -30,6 +30,7 @@ from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.token_split import TokenSplit
 from parallel_runtime.requests.patches import CARRIED, PATCHES, REPLACED, Patch
 from parallel_runtime.switches import VARIABLE
+from tests.comfyui_networks.quantised import in_float8
 from tests.parallel_runtime.host_route_run import PolledMemory
 from tests.recorders import recorded_by
 
@@ -91,9 +92,9 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
 
 def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[str, Any]:
     """{"differences": {network: largest over the scale from the blocks as they are, by NCCL's route, of blocks that run
-    compiled, that do so on the first rank alone, and of inputs that are gathered}, "gathered": {network: attentions
-    that inputs came for}, "noted": {network: whether all ranks are told to have done alike}}; all through the host's
-    memory, in chunks."""
+    compiled, that do so on the first rank alone, and of inputs that are gathered}, "gathered": {network: types of
+    what came for each attention}, "noted": {network: whether ranks did alike, and whether they did not}}; all through
+    the host's memory, in chunks."""
     use_comfyui(comfyui, {"cpu": True})
     from tests.comfyui_networks.catalogue import TINY
 
@@ -101,10 +102,10 @@ def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> 
     head_routes.may_go_through_host = lambda device: True
     grown_memory.StreamMemory = PolledMemory  # type: ignore[misc]
     host_lanes.LEAST_MESSAGE = 1
-    gathered: list[Any] = []
+    gathered: list[str] = []
 
     def gather(*given: Any, **how: Any) -> torch.Tensor:
-        gathered.append(given)
+        gathered.append(str(given[0].inputs[0].dtype))
         return gather_through_host(*given, **how)
 
     block_attention.gather_through_host = gather  # type: ignore[attr-defined]
@@ -113,7 +114,10 @@ def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> 
     found: dict[str, Any] = {"differences": {}, "gathered": {}, "noted": {}}
     for name in names:
         torch._dynamo.reset()
-        made = TINY[name]()
+        made = TINY[name.partition(",")[0]]()
+        if "float8" in name:
+            torch.manual_seed(0)
+            in_float8(made.network)
         described = describe_network(made.network, 0, 2)
         split = TokenSplit(single_rank_mesh())
         prepare_network(made.network, described.data, split)
@@ -131,7 +135,7 @@ def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> 
         with split.tokens.taken():
             calls.append(run_call(compiled, meshes[1], arguments))
         found["differences"][name] = [float((call - expected).abs().max() / expected.abs().max()) for call in calls]
-        found["gathered"][name], found["noted"][name] = len(gathered), [same, unlike]
+        found["gathered"][name], found["noted"][name] = list(gathered), [same, unlike]
         gathered.clear()
         dist.barrier()
     return found

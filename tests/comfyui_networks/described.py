@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from parallel_runtime.engine.opened import Family
+from parallel_runtime.loading.host_file import FLOAT8, PLAIN, QUANTISED
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.facts import describe_network
 from parallel_runtime.requests.facts import Seen
@@ -45,13 +46,14 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[
 
 
 def hiding(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[str, list[int]]:
-    """{name: blocks whose exchange runs beside their feed-forward layer, in 16 bit and quantised}."""
+    """{name: blocks whose exchange runs beside their feed-forward layer, and those that project, each of layers that
+    take numbers as they are, float8 and what they quantise}."""
     use_comfyui(comfyui, {"cpu": True})
     from tests.comfyui_networks.catalogue import TINY
 
     found = {}
     for name in names:
         network = TINY[name]().network
-        numbers = sum(parameter.numel() for parameter in network.parameters())
-        found[name] = [describe_network(network, each * numbers, 2).facts.parallel_blocks for each in (2, 1)]
+        facts = [describe_network(network, 0, 2, takes).facts for takes in (PLAIN, FLOAT8, QUANTISED)]
+        found[name] = [[each.parallel_blocks for each in facts], [each.projecting_blocks for each in facts]]
     return found

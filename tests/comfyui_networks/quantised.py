@@ -12,7 +12,13 @@ import torch
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.gguf_layers import GgufLayer, use_gguf_kernels
-from parallel_runtime.networks.quantised_layers import QuantisedLayer, hide_quantised
+from parallel_runtime.networks.quantised_layers import (
+    Float8Layer,
+    QuantisedLayer,
+    float8_layer,
+    float8_rows,
+    hide_quantised,
+)
 
 FORMATS = {
     "float8_e4m3fn": {},
@@ -179,6 +185,43 @@ def compare_gguf(rank: int, world_size: int, comfyui: str, pack: str, kinds: lis
         results.append(alike(blocks[0]))
         found[name] = {"alike": results, "graphs": [*made, len(graphs)], "refused": list(methods.refused.values())}
     return found
+
+
+def in_float8(module: torch.nn.Module) -> None:
+    """Make float8 layers, which round their input alone, of all linear ones inside, with other weights."""
+    import comfy.ops
+
+    operations = comfy.ops.mixed_precision_ops({}, torch.float32)
+    for name, child in list(module.named_children()):
+        if isinstance(child, torch.nn.Linear):
+            made = _layer(operations, "float8_e4m3fn", {}, tuple(child.weight.shape))
+            made.bias = None if child.bias is None else torch.nn.Parameter(made.bias.float(), requires_grad=False)
+            setattr(module, name, made)
+        else:
+            in_float8(child)
+
+
+def compare_rows(rank: int, world_size: int, comfyui: str) -> dict[str, bool]:
+    """Whether some rows of a float8 layer's output are those of all, bit for bit; and that there was something."""
+    use_comfyui(comfyui, {"cpu": True})
+    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
+    holder = torch.nn.ModuleDict({"layer": torch.nn.Linear(32, 96)})
+    in_float8(holder)
+    hide_quantised(holder)
+    layer: Any = holder["layer"]
+    layer.look_inside()
+    x = torch.randn(2, 5, 32).clamp(-448, 448).to(torch.float8_e4m3fn)
+    whole = float8_layer(x, layer.inside, layer.kind, torch.float32)
+    some = Float8Layer(layer.inside, layer.kind, torch.float32).products(x, [8, 40, 72], 16)
+    expected = torch.stack([whole[..., first : first + 16] for first in (8, 40, 72)])
+    part = float8_rows(x, layer.inside, layer.kind, torch.float32, 32, 64)
+    return {
+        "alike": torch.equal(some, expected) and torch.equal(part, whole[..., 32:]),
+        "large": bool(whole.abs().mean() > 0.1),
+        "as it is": torch.equal(whole, layer(x.float())),
+        "rounds": layer.rounds,
+    }
 
 
 def _layer(operations: Any, name: str, more: dict[str, Any], shape: tuple[int, int]) -> torch.nn.Module:

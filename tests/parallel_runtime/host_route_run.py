@@ -11,7 +11,7 @@ import torch.distributed as dist
 from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts, linear_silu_gate
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.over_ranks import WireLayout, ulysses_attention
-from parallel_runtime.attention.projections import Projections
+from parallel_runtime.attention.projections import LinearLayer, Projections
 from parallel_runtime.attention.rotary import apply_norms
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.exchange import grown_memory, head_routes, host_lanes
@@ -127,7 +127,8 @@ def made_on_the_way(rank: int, buffers: HostBuffers, batch: int, heads: int, see
     places = [0, 0, 1, 0, 0, size, 2, 0, 0, 2 * size, 3, 0]
     angles = torch.randn(batch, own, HEAD_DIM // 2, generator=generator)
     norms = [*(torch.rand(HEAD_DIM, generator=shared) for _ in range(4)), angles.cos(), angles.sin()]
-    layers = Projections(inputs, [0, 1, 1, 1], weights, biases, places, heads, HEAD_DIM)
+    made_by = [LinearLayer(*layer) for layer in zip(weights, biases, strict=True)]
+    layers = Projections(inputs, [0, 1, 1, 1], made_by, places, heads, HEAD_DIM, torch.float32)
     queries, keys, values = layers.whole()
     kernel, largest = KERNELS["sdpa"].attend, 0.0
     for before in (False, rank % 2 == 1):

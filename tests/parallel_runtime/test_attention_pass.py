@@ -26,7 +26,7 @@ def attentions(monkeypatch):
         def __call__(self, graph: fx.Graph) -> None:
             super().__call__(graph)
             nodes = [node for node in graph.nodes if "block_attention_of_layers" in str(node.target)]
-            found.append([(len(node.args[1]), len(node.args[7]) - 2, len(node.args[9])) for node in nodes])
+            found.append([(len(node.args[1]), len(node.args[9]) - 2, len(node.args[11])) for node in nodes])
             names = [str(node.target).split(".")[1] for node in graph.nodes if "parallel_dit." in str(node.target)]
             found[-1] += sorted(name for name in names if name != "block_attention_of_layers")
 

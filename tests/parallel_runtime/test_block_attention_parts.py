@@ -15,6 +15,7 @@ from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.rotary import norm_rotate
 from parallel_runtime.exchange.grown_memory import PeerBuffers
 from parallel_runtime.exchange.host_exchange import HostBuffers
+from parallel_runtime.mesh.agreement import NONE
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks import block_attention, sequence_attention
 from parallel_runtime.networks.attention_operator import (
@@ -159,12 +160,17 @@ def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_bef
     inputs = [torch.randn(2, tokens, WIDTH, generator=generator) for tokens in PARTS]
     weights = [torch.randn(3 * inner, WIDTH, generator=generator) for _ in PARTS]
     biases = [torch.randn(3 * inner, generator=generator), None]
+    tensors = [weights[0], biases[0], weights[1]]
     places = [number for kind in range(3) for part in range(2) for number in (part, kind * inner)]
     made = [F.linear(*each).unflatten(2, (3, HEADS, HEAD_DIM)) for each in zip(inputs, weights, biases, strict=True)]
     front = [[part[:, :, kind] for part in made] for kind in range(3)]
     chosen = layers if beside else []
     expected = attend(*front, norms, eps, chosen, None)
     through: list[Any] = []
+
+    def gather(projections, norms, eps, sizes, **how):
+        through.append(sizes)
+        return attend(*projections.whole(), norms, eps, [], how["scale"])
 
     def through_host(projections, norms, eps, *, kernel, buffers, scale, beside):
         through.append(beside)
@@ -175,23 +181,29 @@ def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_bef
         return attended
 
     monkeypatch.setattr(block_attention, "project_through_host", through_host)
+    monkeypatch.setattr(block_attention, "gather_through_host", gather)
     split = TokenSplit(single_rank_mesh())
     attention = BlockAttention(KERNELS["sdpa"], split)
     tokens: Any = split.tokens
     tokens.degree, tokens.peers = 2, SimpleNamespace(fits=lambda dtype, *of_head: of_head == (HEADS, HEAD_DIM))
 
     def found() -> torch.Tensor:
-        rest = (HEADS, HEAD_DIM, norms, eps, chosen, "attention_pytorch", None, None, True)
+        rest = (HEADS, HEAD_DIM, torch.float32, norms, eps, chosen, "attention_pytorch", None, None, True)
         with attending(attention.at, attention.over_peers, attention.over_host):
-            return block_attention_of_layers(inputs, [0, 1], weights, biases, places, *rest)
+            return block_attention_of_layers(inputs, [0, 1], tensors, [2, 1], ["", ""], places, *rest)
 
     assert (found() - (expected if beside else expected.flatten(2))).abs().max() < 1e-4
     assert through == []  # no block runs that is cut
     split.streams = Streams(PARTS, ((PARTS[0],), (PARTS[1],)), 0, (0, 0), (True, True))
-    for chunks, went in (((1, 1), 1), ((2,), 0)):  # of one chunk nothing is made while another travels
-        tokens.buffers = HostBuffers(None, 0, (), chunks)  # type: ignore[arg-type]
-        if not went:
-            monkeypatch.setattr(attention, "over_peers", lambda *given: attend(*given))
+    tokens.buffers = HostBuffers(None, 0, (), (1, 1))  # type: ignore[arg-type]
+    assert (found().flatten(2) - expected.flatten(2)).abs().max() < 1e-4
+    assert [each is not None for each in through] == [bool(beside)]
+    assert (tokens.seen() != NONE) == (not beside)  # a layer beside attention hides heads
+    with tokens.taken():
         assert (found().flatten(2) - expected.flatten(2)).abs().max() < 1e-4
-        assert len(through) == 1
-        assert (through[0] is not None) == bool(beside)
+    assert (through[1] == split.streams.sizes) == (not beside)
+    if beside:  # of one chunk nothing is made while another travels
+        tokens.buffers = HostBuffers(None, 0, (), (2,))  # type: ignore[arg-type]
+        monkeypatch.setattr(attention, "over_peers", lambda *given: attend(*given))
+        assert (found() - expected).abs().max() < 1e-4
+        assert len(through) == 2

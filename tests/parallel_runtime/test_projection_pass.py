@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from parallel_runtime.acceleration.passes import Passes
-from parallel_runtime.attention.projections import Projections
+from parallel_runtime.attention.projections import LinearLayer, Projections
 from parallel_runtime.attention.rotary import rotate
 from parallel_runtime.networks.attention_operator import FUNCTIONS, attending, the_kernel, through_operator
 
@@ -118,8 +118,9 @@ def test_layers_join_where_nothing_else_reads_or_changes_what_they_make(make, la
 def test_some_heads_of_each_rank_are_those_of_all(ranks, batch):
     text, image = drawn(batch, 3, WIDTH), drawn(batch, 5, WIDTH)
     weights, biases = [drawn(4 * SIZE, WIDTH)[SIZE:], *THREE], [BIAS, None, drawn(SIZE), None]
+    made_by = [LinearLayer(*layer) for layer in zip(weights, biases, strict=True)]
     places = [0, 0, 1, 0, 0, SIZE, 2, 0, 0, 2 * SIZE, 3, 0]
-    layers = Projections([text, image], [0, 1, 1, 1], weights, biases, places, HEADS, HEAD_DIM)
+    layers = Projections([text, image], [0, 1, 1, 1], made_by, places, HEADS, HEAD_DIM, torch.float32)
     whole, each = layers.whole(), HEADS // ranks
     for start in range(each):
         for stop in range(start + 1, each + 1):

@@ -30,7 +30,9 @@ def test_what_is_named_is_off_and_the_rest_on(monkeypatch):
 
 def test_an_unknown_word_is_refused_with_those_that_are_known(monkeypatch):
     monkeypatch.setenv(switches.VARIABLE, "passes,recording")
-    with pytest.raises(ConfigurationError, match="recording, which cannot.*passes, recordings, peers, host, blocks"):
+    with pytest.raises(
+        ConfigurationError, match="recording, which cannot.*passes, recordings, peers, host, gather, blocks"
+    ):
         parallelize(build_transformer(), FLUX, single_rank_mesh())
 
 

@@ -83,7 +83,10 @@ _ATTENTION = ("transformer_blocks.*.attn", f"{_SINGLE}.*.attn")
 FLUX = TokenSpec(
     title="FLUX.1",
     transformer_class="FluxTransformer2DModel",
-    cut=(TEXT_AND_IMAGE, replace(TEXT_AND_IMAGE, path=_SINGLE, modulations={"temb": ("norm.linear",)}, parallel=True)),
+    cut=(
+        replace(TEXT_AND_IMAGE, projects={}),
+        replace(TEXT_AND_IMAGE, path=_SINGLE, modulations={"temb": ("norm.linear",)}, parallel=True, projects={}),
+    ),
     self_attention=_ATTENTION,
     timestep_embedder="time_text_embed",
     timestep_scale=1000.0,

@@ -50,6 +50,9 @@ class Blocks:
     # It attends and feeds forward from one input, in which all streams are joined; compiled, its exchange runs beside
     # matrix products (exchange/layer_beside.py).
     parallel: bool = False
+    # Compiled, its attention is given the layers that make queries, keys and values (acceleration/projection_pass.py),
+    # in blocks of which this is true: attribute -> what it is. None: in none.
+    projects: Mapping[str, Any] | None = None
     # Those of `tokens` and `rows` whose tokens have three dims, frames, rows and columns (Cosmos, Anima).
     grids: tuple[str, ...] = ()
     # Those of `rows` whose number need not divide the tokens': each row is repeated so often that all tokens have one,

@@ -13,11 +13,13 @@ FLUX = (
         "double_blocks", {"txt": 1, "img": 1}, ("img", "txt"), joint={"pe": 2},
         segments={"modulation_dims_img": "img", "modulation_dims_txt": "txt"}, alike=("vec", "attn_mask", *OPTIONS),
         modulations={"vec": ("img_mod.lin", "txt_mod.lin")}, latent="img",
+        projects={},
         unless={"flipped_img_txt": True},  # HunyuanVideo of ComfyUI 0.8.0 has the picture's tokens before the text's
     ),
     Blocks(
         "single_blocks", {"x": 1}, ("x",), joint={"pe": 2}, segments={"modulation_dims": "x"},
         alike=("vec", "attn_mask", *OPTIONS), modulations={"vec": ("modulation.lin",)}, latent="x", parallel=True,
+        projects={},
     ),
 )  # fmt: skip
 
@@ -25,7 +27,7 @@ _QWEN_IMAGE = Blocks(
     "transformer_blocks", {"encoder_hidden_states": 1, "hidden_states": 1}, ("encoder_hidden_states", "hidden_states"),
     joint={"image_rotary_emb": 2}, rows={"encoder_hidden_states_mask": ("encoder_hidden_states", 1)},
     border={"timestep_zero_index": "hidden_states"}, alike=("temb", *OPTIONS),
-    modulations={"temb": ("img_mod.1", "txt_mod.1")}, latent="hidden_states",
+    modulations={"temb": ("img_mod.1", "txt_mod.1")}, latent="hidden_states", projects={},
 )  # fmt: skip
 
 
@@ -34,6 +36,7 @@ def _lumina(path: str) -> Blocks:
         path, {"x": 1}, ("x",), joint={"freqs_cis": 1}, segments={"timestep_zero_index": "x"},
         sorts=("timestep_zero_index",), alike=("x_mask", "adaln_input", *OPTIONS),
         modulations={"adaln_input": ("adaLN_modulation.1",)}, latent="x",
+        projects={"attention.n_rep": 1},  # each head of keys serves one of queries
     )  # fmt: skip
 
 
