@@ -14,7 +14,7 @@ from .. import memory
 from ..errors import RequestError, UnsupportedModelError
 from ..loading.checkpoint import CheckpointReader, build_transformer, open_checkpoint
 from ..loading.comfyui_network import NetworkReader, NetworkWeights
-from ..loading.host_file import QUANTISED, open_host_file
+from ..loading.host_file import open_host_file
 from ..loading.loaded_weights import LoadedWeights
 from ..loading.reading import Owned
 from ..mesh.mesh import single_rank_mesh
@@ -29,7 +29,7 @@ from ..networks.tables.blocks import LATENT_SHAPES
 from ..planning.coming_blocks import Coming
 from ..requests.comfyui_code import ComfyuiCode
 from ..requests.conditioning import Conditioning, hollow
-from ..requests.facts import ModelFacts, RequestFacts, Seen
+from ..requests.facts import QUANTISED, ModelFacts, RequestFacts, Seen
 from ..requests.requests import Load
 from ..requests.trees import map_tensors
 from ..streaming.dealer import Dealer

@@ -3,6 +3,7 @@ weights. `comfy` must be importable (networks/comfyui/comfy_code.py): ComfyUI's 
 
 from __future__ import annotations
 
+import json
 import math
 import mmap
 import warnings
@@ -20,6 +21,7 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.comfyui.without_weights import WithoutWeights, with_parameters
 from ..networks.tables.comfyui import find_network
 from ..replaced import replaced
+from ..requests.facts import FLOAT8, PLAIN, QUANTISED
 from ..said import Said, said
 from .files import Identity, identity
 from .gguf_pack import GgufPack, open_pack
@@ -29,9 +31,6 @@ from .reading import Place
 _FIX = "Update ComfyUI, or choose another file."
 _NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python names since 3.11: a file may be larger than the memory
 _SMALL = 1 << 16  # bytes of a tensor that is read: ComfyUI looks into norms and descriptions of quantised layers
-
-
-PLAIN, FLOAT8, QUANTISED = "plain", "float8", "quantised"
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,15 @@ class HostFile:
 
     @property
     def takes(self) -> str:
-        """What most layers take: numbers as they are; those rounded to float8, on a GPU that multiplies these; or what
-        they quantise themselves, as a graph does not see."""
+        """What layers take: PLAIN; FLOAT8, on a GPU that multiplies these; or QUANTISED."""
         if self.stored is not None or self.pack is not None:
             return PLAIN
-        large = [name for name, each in self.state_dict.items() if each.dtype == torch.float8_e4m3fn]
-        scaled = any(name.endswith(".input_scale") for name in self.state_dict)
-        whole = sum(self.state_dict[name].nbytes for name in large)
-        return FLOAT8 if 2 * whole > self.size and not scaled else QUANTISED
+        told = {bytes(each.tolist()) for name, each in self.state_dict.items() if name.endswith(".comfy_quant")}
+        layers = [json.loads(each) for each in told]
+        float8 = all(each.get("format") == "float8_e4m3fn" for each in layers)
+        itself = any(each.get("full_precision_matrix_mult") for each in layers)
+        itself |= any(name.endswith(".input_scale") for name in self.state_dict)
+        return FLOAT8 if layers and float8 and not itself else QUANTISED
 
     def build(self) -> nn.Module:
         """ComfyUI's network without its weights, with plain operations, to be looked at and not run.

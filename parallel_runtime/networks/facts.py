@@ -11,8 +11,7 @@ from operator import attrgetter
 
 from torch import nn
 
-from ..loading.host_file import FLOAT8, PLAIN, QUANTISED
-from ..requests.facts import ModelFacts, RequestFacts
+from ..requests.facts import FLOAT8, PLAIN, QUANTISED, ModelFacts, RequestFacts
 from ..said import said
 from .block_arguments import KEYWORD
 from .tables.blocks import Blocks, Network, find

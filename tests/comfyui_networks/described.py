@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from parallel_runtime.engine.opened import Family
-from parallel_runtime.loading.host_file import FLOAT8, PLAIN, QUANTISED
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.facts import describe_network
-from parallel_runtime.requests.facts import Seen
+from parallel_runtime.requests.facts import FLOAT8, PLAIN, QUANTISED, Seen
 
 
 def compare(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[str, float]:

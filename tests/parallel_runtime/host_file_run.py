@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.loading.host_file import open_host_file
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.facts import describe_network
+from tests.comfyui_networks.formats import write
 
 
 def look_at(rank: int, world_size: int, comfyui: str, files: list[str]) -> dict[str, list[str]]:
@@ -27,6 +29,26 @@ def look_at(rank: int, world_size: int, comfyui: str, files: list[str]) -> dict[
         return f"{facts.title} {facts.heads} {described.patch} {len(facts.block_sizes)} {file.stored} {real}"
 
     return {"said": [_said(describe, path) for path in files]}
+
+
+def take(rank: int, world_size: int, comfyui: str, files: list[str]) -> dict[str, list[str]]:
+    """{"said": for each file "PATH FORMAT", what its layers take; it is written here, of the first file's tensors in
+    this format."""
+    use_comfyui(comfyui, {"cpu": True})
+    source, *named = files
+    said = []
+    for path, kind in (each.rsplit(" ", 1) for each in named):
+        tensors = {name: each.to(torch.bfloat16) for name, each in load_file(source).items()}
+        written = tensors if kind == "bfloat16" else write(tensors, kind.removesuffix("+input"))
+        save_file(written | _scales(tensors, kind), path)
+        said.append(open_host_file(path).takes)
+    return {"said": said}
+
+
+def _scales(tensors: dict[str, torch.Tensor], kind: str) -> dict[str, torch.Tensor]:
+    """Given scales of inputs."""
+    layers = [name.removesuffix(".weight") for name in tensors if name.endswith("qkv.weight")]
+    return {f"{layer}.input_scale": torch.tensor(0.5) for layer in layers if kind.endswith("+input")}
 
 
 def build_streamed(rank: int, world_size: int, comfyui: str, files: list[str]) -> dict[str, list[str]]:

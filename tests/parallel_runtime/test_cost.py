@@ -167,13 +167,17 @@ def test_only_ulysses_over_peer_memory_hides_the_exchange_of_parallel_blocks_and
     assert hidden(pipe=2, ulysses=2, patches=2, warmup_steps=1) == 0
 
 
+WITHOUT_LAYERS = replace(FLUX_DEV, projecting_blocks=0)
+SERIAL = replace(WITHOUT_LAYERS, parallel_blocks=0)
+
+
+def exchanged(rate: float, route: float, model: ModelFacts = SERIAL, compiled: bool = True, **plan) -> float:
+    """Seconds of a step's exchange; rates of NCCL and of our way through the host's memory."""
+    machine = replace(H200, link=replace(HOST_MEMORY, all_to_all=rate, latency=0.0, route=route))
+    return PlannedStep(ParallelPlan(**plan), model, flux_request(1024), machine, compiled).cost().exchange_seconds
+
+
 def test_our_way_through_the_host_hides_all_but_a_part_behind_attention_or_as_much_as_attention_takes():
-    serial = replace(FLUX_DEV, parallel_blocks=0)
-
-    def exchanged(rate: float, route: float, model: ModelFacts = serial, compiled: bool = True, **plan) -> float:
-        machine = replace(H200, link=replace(HOST_MEMORY, all_to_all=rate, latency=0.0, route=route))
-        return PlannedStep(ParallelPlan(**plan), model, flux_request(1024), machine, compiled).cost().exchange_seconds
-
     tokens = 4096 + 512
     sent = FLUX_DEV.blocks * 4 * tokens / 2 * 3072 * 2 / 2  # query, key, value and output, half of the heads
     attention = FLUX_DEV.blocks * 4 * tokens / 2 * tokens * 3072 / (H200.attention * 1e12)
@@ -184,12 +188,29 @@ def test_our_way_through_the_host_hides_all_but_a_part_behind_attention_or_as_mu
     # Compiled, behind the feed-forward layers of parallel blocks, too: as long as these take, or nearly all of it.
     layer = 2 * tokens / 2 * (2 / 3 * FLUX_DEV.image_parameters / FLUX_DEV.blocks) / (H200.matmul * 1e12)
     hidden = 38 * (layer + attention / FLUX_DEV.blocks * 0.31)
-    assert exchanged(300.0, 1.0, FLUX_DEV, ulysses=2) == pytest.approx(exchanged(300.0, 1.0, ulysses=2) - hidden)
+    assert exchanged(300.0, 1.0, WITHOUT_LAYERS, ulysses=2) == pytest.approx(exchanged(300.0, 1.0, ulysses=2) - hidden)
     share = 38 / FLUX_DEV.blocks
     fast = sent / 300e9 * (0.31 * (1 - share) + 0.06 * share)
-    assert exchanged(1.0, 300.0, FLUX_DEV, ulysses=2) == pytest.approx(fast)
+    assert exchanged(1.0, 300.0, WITHOUT_LAYERS, ulysses=2) == pytest.approx(fast)
     alike = exchanged(1.0, 300.0, FLUX_DEV, compiled=False, ulysses=2)
     assert alike == exchanged(1.0, 300.0, compiled=False, ulysses=2)
+
+
+def test_what_makes_heads_hides_most_of_their_way_and_of_two_ranks_inputs_come_instead():
+    tokens, projecting = 4096 + 512, replace(FLUX_DEV, parallel_blocks=0)
+    products = FLUX_DEV.blocks * 2 * tokens * 3 * 3072**2 / (H200.matmul * 1e12)  # of all ranks
+    attention = FLUX_DEV.blocks * 4 * tokens * tokens * 3072 / (H200.attention * 1e12)
+    for ranks in (3, 4):
+        sent = FLUX_DEV.blocks * 4 * tokens / ranks * 3072 * 2 * (ranks - 1) / ranks
+        hidden = (attention + 3 / 4 * products) / ranks
+        assert exchanged(300.0, 1.0, projecting, ulysses=ranks) == pytest.approx(sent / 1e9 - hidden)
+        assert exchanged(1.0, 300.0, projecting, ulysses=ranks) == pytest.approx(sent / 300e9 * 0.06)
+    sent = FLUX_DEV.blocks * 4 * tokens / 2 * 3072 * 2 / 2
+    for model, part in ((projecting, 3 / 4), (replace(projecting, float8_inputs=True), 1 / 2)):
+        hidden = (0.69 * attention + 7 / 8 * products) / 2
+        assert exchanged(300.0, 1.0, model, ulysses=2) == pytest.approx(part * sent / 1e9 - hidden)
+    uneven = replace(projecting, heads=23)  # nor can ranks have as many heads each
+    assert exchanged(300.0, 1.0, uneven, ulysses=2) > exchanged(300.0, 1.0, ulysses=2)
 
 
 def test_groups_that_span_hosts_are_as_fast_as_the_network():

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from parallel_runtime.loading.host_file import HostFile
+from parallel_runtime.requests.facts import FLOAT8, PLAIN, QUANTISED
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.ranks import run_ranks
 from tests.tiny_flux import write_original
@@ -51,6 +52,15 @@ def test_files_are_known_by_their_header_or_refused_with_comfyuis_reason(tmp_pat
     assert told[4].startswith("UnsupportedModelError ComfyUI cannot tell what parts.safetensors is: KeyError: 'head.")
     assert "says num_layers 1000000000, and at most 256 can be" in told[5]
     assert told[6].startswith("UnsupportedModelError ComfyUI cannot tell what text.safetensors is: JSONDecodeError")
+
+
+@pytest.mark.slow
+def test_what_layers_take_is_told_by_the_file(tmp_path):
+    wanted = {"bfloat16": PLAIN, "fp8": PLAIN, "float8_e4m3fn": FLOAT8}
+    wanted |= dict.fromkeys(("float8_e4m3fn+input", "scaled_fp8", "int8_tensorwise"), QUANTISED)
+    whole = write_original(tmp_path / "whole.safetensors")
+    names = [Path(f"{tmp_path}/{name}.safetensors {name}") for name in wanted]
+    assert dict(zip(wanted, said("take", whole, *names), strict=True)) == wanted
 
 
 @pytest.mark.slow

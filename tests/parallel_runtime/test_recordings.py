@@ -18,6 +18,7 @@ from parallel_runtime.acceleration.recordings import KEPT, WARM_RUNS, RecordedFo
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.agreement import NONE, agreed_history, offer_history
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.replaced import replaced
 from parallel_runtime.requests.control import Cancelled
 from tests.ranks import run_ranks
 from tests.recorders import recorded_by
@@ -106,6 +107,43 @@ def test_a_forward_that_is_long_is_run_and_never_recorded(monkeypatch, long):
     assert told == ["cpu"]
     assert recorder.recorded == int(not long)
     assert not long or runs == [WARM_RUNS + 4]
+
+
+class Way:
+    """Another way of a forward, which is seen to do what `did` says."""
+
+    def __init__(self, did: int):
+        self.did, self.is_taken = did, False
+
+    def seen(self) -> int:
+        return self.did
+
+    def taken(self) -> Any:
+        return replaced(self, "is_taken", True)
+
+
+@pytest.mark.parametrize("did", [NONE, 7])
+@pytest.mark.parametrize("long", [False, True])
+def test_a_kind_of_call_goes_the_other_way_from_the_first_that_may_be_recorded_on(monkeypatch, did, long):
+    monkeypatch.setattr(graphs, "timed", lambda run, device: (run(), lambda: long))
+    way, taken = Way(did), []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        taken.append(way.is_taken)
+        return 2 * x
+
+    recorder = Recorder()
+    recorded = recorded_by(recorder, RecordedForward(forward, other_way=way))
+    for count in (3, 4):  # another kind is not seen yet
+        for _ in range(WARM_RUNS + 3):
+            x = torch.randn(count)
+            assert torch.equal(recorded(ONE, (x,), {}), 2 * x)
+        assert taken[:WARM_RUNS] == [False] * WARM_RUNS
+        assert len(taken) > WARM_RUNS
+        assert set(taken[WARM_RUNS:]) == {did != NONE}
+        assert not way.is_taken
+        taken.clear()
+    assert recorder.recorded == (0 if long else 2)
 
 
 def test_a_run_that_a_cancel_ended_does_not_count_so_a_long_one_is_not_recorded_behind_it(monkeypatch):
