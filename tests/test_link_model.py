@@ -1,10 +1,11 @@
 """What is reckoned for cards without NVLink: near what two H100s did, and the same in the document."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.link_model import FORBIDDEN, JOBS, Split, checked, speed_up, splits, table, through_host
+from benchmarks.link_model import FORBIDDEN, JOBS, _of_float8, checked, float8, speed_up, table, through_host
 from parallel_runtime.requests.facts import NVLINK
 
 
@@ -29,19 +30,12 @@ def test_the_documents_have_the_tables():
     text = (root / "docs" / "slow-links.md").read_text(encoding="utf-8")
     assert table() in text
     assert checked() in text
-    results = (root / "benchmarks" / "results" / "host_route.md").read_text(encoding="utf-8")
-    assert splits(2, False, ("RTX 3090", "RTX 4090"), ("x4", "x8")) in results
+    assert float8() in text
 
 
-def test_a_split_gives_what_auto_takes_where_that_is_faster_than_one_card():
+def test_float8_files_on_two_cards_gain_from_a_faster_slot_and_from_inputs_that_travel():
     flux = JOBS[0]
-    assert Split(flux, "RTX 3090", 2, 8.0).speed_ups()[0] == speed_up(flux, "RTX 3090", 2, through_host(8.0)) > 1
-
-
-def test_gathering_moves_three_quarters_as_much_over_two_cards_and_as_much_over_three():
-    """Over a link so slow that nothing hides it."""
-    flux = JOBS[0]
-    for count, sixteen, eight in ((2, 4 / 3, 2), (3, 1, 8 / 5)):
-        for eight_bit, more in ((False, sixteen), (True, eight)):
-            today, gathered = Split(flux, "RTX 4090", count, 1e-3, eight_bit).speed_ups()
-            assert gathered / today == pytest.approx(more, rel=0.01)
+    slow, fast = (_of_float8(flux, "RTX 4090", rate) for rate in (1.0, 13.0))
+    assert 1 == slow < fast < 2
+    without = replace(flux, model=replace(flux.model, projecting_blocks=0))
+    assert _of_float8(without, "RTX 4090", 8.0) < _of_float8(flux, "RTX 4090", 8.0)
