@@ -4,7 +4,8 @@
 
 Rates are of bytes that each rank sends, all ranks at once, which as many bytes come against: a plain copy to and from
 pinned memory, the route with attention taken away, NCCL's all-to-all of the same bytes. Times are of one attention,
-the slowest rank's. "4 × 2": four chunks of heads, each in two pieces. Ranks may share one GPU, where gloo stands for
+the slowest rank's. "4 × 2": four chunks of heads, each in two pieces. Behind them the same with the layers that make
+queries, keys and values, at 4 × 4. Ranks may share one GPU, where gloo stands for
 NCCL: that shows bits, and no rate of a link.
 """
 
@@ -25,8 +26,11 @@ import torch.distributed as dist
 from parallel_runtime.attention.choice import resolve_kernel
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.over_ranks import WireLayout, ulysses_attention
+from parallel_runtime.attention.projections import LinearLayer, Projections
+from parallel_runtime.attention.rotary import apply_norms
 from parallel_runtime.exchange.grown_memory import ExchangedHeads, HostMemory
-from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host
+from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host, project_through_host
+from parallel_runtime.exchange.host_gather import gather_through_host
 
 WAYS = ((1, 1), (2, 4), (4, 1), (4, 2), (4, 4), (8, 4))
 """Chunks of heads, and pieces of a chunk."""
@@ -83,6 +87,18 @@ class Case:
     def through_host(self, buffers: HostBuffers, kernel: Any = None) -> torch.Tensor:
         """This rank's attended values."""
         return attend_through_host(*self.own, kernel=kernel or self.kernel, buffers=buffers)
+
+    def projected(self) -> tuple[Projections, list[torch.Tensor]]:
+        """A layer that makes this rank's queries, keys and values, and their norms."""
+        shape, own = self.shape, self.lengths[self.rank]
+        size = shape.heads * shape.head_dim
+        x = torch.randn(1, own, size, device=self.device).to(_DTYPE)
+        layer = LinearLayer(torch.randn(3 * size, size, device=self.device).to(_DTYPE) / size**0.5)
+        places = [0, 0, 0, size, 0, 2 * size]
+        angles = torch.randn(own, shape.head_dim // 2, device=self.device)
+        norms = [torch.ones(2, shape.head_dim, device=self.device, dtype=_DTYPE)[row] for row in range(2)]
+        layers = Projections([x], [0], [layer], places, shape.heads, shape.head_dim, _DTYPE)
+        return layers, [*norms, angles.cos(), angles.sin()]
 
     def by_collectives(self, layout: WireLayout | None) -> torch.Tensor:
         """The same by NCCL."""
@@ -208,6 +224,27 @@ def measure(case: Case, nccl: bool, say: Callable[[str], None], trace: Path | No
             keep_trace(call, trace / f"{shape.heads}x{shape.tokens}-{way.replace(' × ', 'x')}-rank{case.rank}.json")
 
 
+def measure_layers(case: Case, say: Callable[[str], None]) -> None:
+    """What makes heads and the exchange together: one after the other, on the way, and by inputs."""
+    (layers, norms), how = case.projected(), {"kernel": case.kernel, "buffers": case.buffers(4, 4)}
+
+    def before() -> torch.Tensor:
+        queries, keys, values = layers.whole()
+        return attend_through_host(*apply_norms(queries, keys, norms, 1e-6), *values, **how)
+
+    ways: dict[str, Callable[[], torch.Tensor]] = {
+        "layers, then heads": before,
+        "heads made on the way": partial(project_through_host, layers, norms, 1e-6, **how),
+        "inputs, layers there": partial(gather_through_host, layers, norms, 1e-6, [case.lengths], **how),
+    }
+    expected = before()
+    for name, call in ways.items():
+        apart = slowest(float((call().float() - expected.float()).abs().max()))
+        took = milliseconds(call)
+        graphed = milliseconds(recorded(call)[0])
+        say(f"  {name:40} {took:8.3f} ms  in a graph {graphed:8.3f} ms  apart by {apart:g}")
+
+
 def keep_trace(call: Callable[[], Any], path: Path) -> None:
     """Write what the GPU does in two calls, for a browser's trace viewer."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorder:
@@ -237,7 +274,9 @@ def main() -> None:
     say(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}")
     say(f"NCCL_P2P_DISABLE={os.environ.get('NCCL_P2P_DISABLE', '')}")
     for shape in SHAPES if given.shape is None else [SHAPES[given.shape]]:
-        measure(open_case(shape, rank, degree, device), nccl, say, given.trace)
+        case = open_case(shape, rank, degree, device)
+        measure(case, nccl, say, given.trace)
+        measure_layers(case, say)
         torch.cuda.empty_cache()
     dist.destroy_process_group()
 

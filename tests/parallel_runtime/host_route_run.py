@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -114,37 +115,64 @@ def with_layer(rank: int, buffers: HostBuffers, whole: torch.Tensor, scale: floa
     return float((found - expected).abs().max() / expected.abs().max()) if expected.numel() else 0.0
 
 
-def made_on_the_way(rank: int, buffers: HostBuffers, batch: int, heads: int, seed: int) -> float:
-    """How far attention whose heads are made while others travel is from that of heads that were made before. Text and
-    picture have layers of their own: one for all three, with a bias, and three. Ranks with an odd number make theirs
-    before, in the second of three attentions; in the third, inputs are gathered."""
-    own, width, size = buffers.lengths[rank], 24, heads * HEAD_DIM
-    generator, shared = torch.Generator().manual_seed(seed + rank), torch.Generator().manual_seed(seed)
-    text = min(own - 1, 2)
-    inputs = [torch.randn(batch, tokens, width, generator=generator) for tokens in (text, own - text)]
-    weights = [torch.randn(outputs, width, generator=shared) / 5 for outputs in (3 * size, size, size, size)]
+def layers_of(
+    rank: int, lengths: Sequence[int], batch: int, heads: int, like: torch.Tensor
+) -> tuple[Projections, list[torch.Tensor], list[list[int]]]:
+    """Layers that make a rank's queries, keys and values, of text and picture: one for all three, with a bias, and
+    three; norms; tokens of both parts on each rank. `like` has head dim, dtype and device."""
+    head_dim, width, size = like.shape[-1], 3 * like.shape[-1], heads * like.shape[-1]
+    generator, shared = torch.Generator().manual_seed(heads + rank), torch.Generator().manual_seed(heads)
+    texts = [min(length - 1, 2) for length in lengths]
+    sizes = [texts, [length - text for length, text in zip(lengths, texts, strict=True)]]
+    inputs = [torch.randn(batch, each[rank], width, generator=generator) for each in sizes]
+    weights = [torch.randn(outputs, width, generator=shared) / width**0.5 for outputs in (3 * size, size, size, size)]
     biases = [torch.randn(3 * size, generator=shared), None, None, None]
+    made_by = [
+        LinearLayer(*(x if x is None else x.to(like) for x in each)) for each in zip(weights, biases, strict=True)
+    ]
     places = [0, 0, 1, 0, 0, size, 2, 0, 0, 2 * size, 3, 0]
-    angles = torch.randn(batch, own, HEAD_DIM // 2, generator=generator)
-    norms = [*(torch.rand(HEAD_DIM, generator=shared) for _ in range(4)), angles.cos(), angles.sin()]
-    made_by = [LinearLayer(*layer) for layer in zip(weights, biases, strict=True)]
-    layers = Projections(inputs, [0, 1, 1, 1], made_by, places, heads, HEAD_DIM, torch.float32)
+    angles = torch.randn(batch, lengths[rank], head_dim // 2, generator=generator).to(like.device)
+    norms = [torch.rand(head_dim, generator=shared).to(like) for _ in range(4)]
+    given = [x.to(like) for x in inputs]
+    layers = Projections(given, [0, 1, 1, 1], made_by, places, heads, head_dim, like.dtype)
+    return layers, [*norms, angles.cos(), angles.sin()], sizes
+
+
+def made_on_the_way(rank: int, buffers: HostBuffers, batch: int, heads: int, like: torch.Tensor) -> float:
+    """How far attention whose heads are made while others travel is from that of heads that were made before; those
+    of ranks with an odd number are, in the second of three. In the third, inputs are gathered."""
+    layers, norms, sizes = layers_of(rank, buffers.lengths, batch, heads, like)
     queries, keys, values = layers.whole()
-    kernel, largest = KERNELS["sdpa"].attend, 0.0
-    for before in (False, rank % 2 == 1):
-        made = (*apply_norms(queries, keys, norms, 1e-6), torch.cat(values, 1))
-        expected = ulysses_attention(
-            *made, kernel=kernel, group=dist.group.WORLD, layout=layout_of(rank, buffers, made[0])
-        )
-        if before:
-            found = attend_through_host(*made, kernel=kernel, buffers=buffers)
-        else:
-            found = project_through_host(layers, norms, 1e-6, kernel=kernel, buffers=buffers)
-        largest = max(largest, float((found - expected).abs().max()))
-    texts = [min(length - 1, 2) for length in buffers.lengths]
-    sizes = [texts, [length - text for length, text in zip(buffers.lengths, texts, strict=True)]]
-    found = gather_through_host(layers, norms, 1e-6, sizes, kernel=kernel, buffers=buffers)
-    return max(largest, float((found - expected).abs().max()))
+    how: Any = {"kernel": KERNELS["sdpa"].attend, "buffers": buffers}
+    made = (*apply_norms(queries, keys, norms, 1e-6), torch.cat(values, 1))
+    layout = layout_of(rank, buffers, made[0])
+    expected = ulysses_attention(*made, kernel=how["kernel"], group=dist.group.WORLD, layout=layout)
+    found = [project_through_host(layers, norms, 1e-6, **how)]
+    found.append(attend_through_host(*made, **how) if rank % 2 else project_through_host(layers, norms, 1e-6, **how))
+    found.append(gather_through_host(layers, norms, 1e-6, sizes, **how))
+    return max(float((each - expected).abs().max()) for each in found)
+
+
+def replay_made(rank: int, buffers: HostBuffers, batch: int, heads: int, like: torch.Tensor) -> bool:
+    """Whether both ways have the bits of what was launched where they are replayed, twice."""
+    layers, norms, sizes = layers_of(rank, buffers.lengths, batch, heads, like)
+
+    def both() -> list[torch.Tensor]:
+        how: Any = {"kernel": KERNELS["sdpa"].attend, "buffers": buffers}
+        gathered = gather_through_host(layers, norms, 1e-6, sizes, **how)
+        return [project_through_host(layers, norms, 1e-6, **how), gathered]
+
+    launched = both()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        output = both()
+    alike = True
+    for _ in range(2):
+        graph.replay()
+        torch.cuda.synchronize()
+        alike &= all(torch.equal(*pair) for pair in zip(output, launched, strict=True))
+    return alike
 
 
 def layout_of(rank: int, buffers: HostBuffers, like: torch.Tensor) -> WireLayout | None:
@@ -201,7 +229,7 @@ def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any
         largest = max(largest, float((found - of_one).abs().max()))
         beside = max(beside, with_layer(rank, buffers, whole, scale))
         if heads % world_size == 0:
-            made = max(made, made_on_the_way(rank, buffers, batch, heads, heads))
+            made = max(made, made_on_the_way(rank, buffers, batch, heads, whole))
     dist.barrier()
     words = {word for memory in memories.values() for word in memory._memory.words()}  # type: ignore[union-attr]
     return {"alike": alike, "words": sorted(words), "largest": largest, "beside": beside, "made": made}
@@ -276,7 +304,7 @@ def on_gpu(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     routes = HeadRoutes(dist.group.WORLD)
-    found: dict[str, Any] = {"launched": [], "replayed": [], "beside": []}
+    found: dict[str, Any] = {"launched": [], "replayed": [], "beside": [], "made": []}
     for batch, heads, lengths, chunks, pieces, scale in cases:
         padded = -(-heads // world_size) * world_size
         shape = ExchangedHeads(tuple(lengths), batch, padded, 128, torch.bfloat16, device)
@@ -291,6 +319,9 @@ def on_gpu(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]
         found["launched"] += [torch.equal(*pair) for pair in both]
         found["replayed"] += replay(rank, buffers, whole, [expected for _, expected in both], scale)
         found["beside"].append(with_layer(rank, buffers, whole[0], scale))
+        if heads % world_size == 0:
+            found["made"].append(made_on_the_way(rank, buffers, batch, heads, whole[0]))
+            found["replayed"].append(replay_made(rank, buffers, batch, heads, whole[0]))
     return found
 
 
