@@ -93,7 +93,8 @@ class Case:
         shape, own = self.shape, self.lengths[self.rank]
         size = shape.heads * shape.head_dim
         x = torch.randn(1, own, size, device=self.device).to(_DTYPE)
-        layer = LinearLayer(torch.randn(3 * size, size, device=self.device).to(_DTYPE) / size**0.5)
+        alike = torch.Generator(self.device).manual_seed(0)  # on all ranks
+        layer = LinearLayer(torch.randn(3 * size, size, device=self.device, generator=alike).to(_DTYPE) / size**0.5)
         places = [0, 0, 0, size, 0, 2 * size]
         angles = torch.randn(own, shape.head_dim // 2, device=self.device)
         norms = [torch.ones(2, shape.head_dim, device=self.device, dtype=_DTYPE)[row] for row in range(2)]
