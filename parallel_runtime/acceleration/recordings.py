@@ -7,10 +7,9 @@ import logging
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -19,8 +18,9 @@ from ..errors import first_line
 from ..mesh.agreement import NONE, all_agree, all_same
 from ..mesh.launched import REPLAY, count
 from ..mesh.mesh import Mesh
-from .cuda_graphs import CudaGraphs, Replay, timed
+from .cuda_graphs import CudaGraphs, timed
 from .host_tensors import HostTensors
+from .recorded_kinds import Kind, OtherWay, Recordings
 
 log = logging.getLogger(__name__)
 
@@ -38,61 +38,6 @@ _UNLIKE = 0.05
 """A recording is not used whose result differs from the forward's by more than this part of its norm: what kernels of
 another order of summation make of a deep network in bfloat16 is 0.02."""
 _COMPARED = (torch.Tensor, bool, int, float, str, type(None))  # an argument of what is recorded
-
-
-class OtherWay(Protocol):
-    """In which the same forwards can go, once all ranks are seen to go alike."""
-
-    def seen(self) -> int:
-        """Of the last forward: a number that another rank has, too, if that did alike; NONE: it has no other way."""
-
-    def taken(self) -> AbstractContextManager[None]:
-        """Inside, forwards go it."""
-
-
-@dataclass
-class _Kind:
-    """A kind of call: how often it was run, whether the ranks have recorded it, and this rank's recording if it still
-    has it, which reads what `host` keeps. `mesh` is held so that its id stays taken. `reads` says that a replay may be
-    no result, on any rank, and `failed` how often one was none. `memory` is which of the group's shared memories it was
-    recorded with. `was_long` tells of the last warm run, see `timed`, and so does `seen`, by which the ranks agreed
-    whether this kind goes the `other_way`."""
-
-    mesh: Mesh
-    device: torch.device
-    runs: int = 0
-    recorded: bool = False
-    replay: Replay | None = None
-    host: HostTensors | None = None
-    reads: bool = False
-    failed: int = 0
-    memory: int = 0
-    was_long: Callable[[], bool] = lambda: False
-    seen: int = NONE
-    other_way: bool = False
-
-    def agree(self, agreed: bool) -> bool:
-        """Whether all ranks that run it agree."""
-        return all_agree(agreed, self.mesh.sequence, self.device)
-
-    def begin_anew(self, runs: int) -> None:
-        """As after so many runs; on all ranks alike."""
-        self.replay, self.host, self.recorded, self.runs = None, None, False, runs
-
-
-@dataclass
-class _Recordings:
-    """What the calls over one sequence group have left here. Its ranks have the same under the same number."""
-
-    history: int = NONE
-    enabled: bool = True
-    kinds: dict[tuple[Any, ...], _Kind] = field(default_factory=dict)  # the one that ran last comes last
-
-    def lose(self) -> None:
-        """Let the recordings of this rank go, but not what the ranks know alike."""
-        self.history = NONE
-        for kind in self.kinds.values():
-            kind.replay = kind.host = None
 
 
 class RecordedForward:
@@ -118,7 +63,7 @@ class RecordedForward:
     ):  # fmt: skip
         self._forward, self._made_outside, self._probe, self._other_way = forward, made_outside, probe, other_way
         self._graphs = CudaGraphs()
-        self._over: defaultdict[tuple[int, ...], _Recordings] = defaultdict(_Recordings)  # by a group's ranks
+        self._over: defaultdict[tuple[int, ...], Recordings] = defaultdict(Recordings)  # by a group's ranks
 
     def clear(self) -> None:
         """Forget all, where the next call comes only after all ranks have agreed anew (`go_on`)."""
@@ -136,7 +81,7 @@ class RecordedForward:
     def go_on(self, ranks: tuple[int, ...], history: int) -> None:
         """Go on with what is recorded under this number, which all ranks of the group agreed on; else begin anew."""
         if self.history(ranks) != history:
-            self._over[ranks] = _Recordings(history)
+            self._over[ranks] = Recordings(history)
 
     def has(self, ranks: tuple[int, ...], argument: str) -> bool:
         """Whether a call with this argument is recorded here, over a sequence group of these ranks."""
@@ -179,7 +124,7 @@ class RecordedForward:
         with self._other_way.taken() if kind.other_way else nullcontext():
             return self._once(kind, plain, (args, kwargs), tensors)
 
-    def _once(self, kind: _Kind, plain: Callable[[], Any], given: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
+    def _once(self, kind: Kind, plain: Callable[[], Any], given: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
         mesh = kind.mesh
         if kind.recorded and (kind.replay is not None or mesh.sequence is not None):
             # What this rank lost it may only record again when the others do; a rank that is alone may at once.
@@ -205,7 +150,7 @@ class RecordedForward:
         kind.runs += 1
         return plain()
 
-    def _kind(self, key: tuple[Any, ...], mesh: Mesh, device: torch.device) -> _Kind:
+    def _kind(self, key: tuple[Any, ...], mesh: Mesh, device: torch.device) -> Kind:
         own = self._over[mesh.sequence_ranks]
         kind = own.kinds.pop(key, None)
         if kind is None:
@@ -216,7 +161,7 @@ class RecordedForward:
             # Every rank of the group comes here at the same call, as their kinds are the same.
             if any(kind.recorded for kind in own.kinds.values()) and not all_agree(has_memory, mesh.sequence, device):
                 self._begin_anew(mesh)
-            kind = _Kind(mesh, device)
+            kind = Kind(mesh, device)
         own.kinds[key] = kind
         if len(own.kinds) > KEPT:
             del own.kinds[next(iter(own.kinds))]
@@ -226,7 +171,7 @@ class RecordedForward:
             kind.begin_anew(WARM_RUNS - 1)
         return kind
 
-    def _recorded(self, kind: _Kind, given: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
+    def _recorded(self, kind: Kind, given: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
         def call(tensors: list[torch.Tensor]) -> Any:
             remaining = iter(tensors)
             args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(remaining), given)

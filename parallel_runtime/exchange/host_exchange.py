@@ -39,16 +39,14 @@ class HostBuffers:
 
 
 def attend_through_host(
-    query: Tensor, key: Tensor, value: Tensor, *, kernel: Attend, buffers: HostBuffers, scale: float | None = None,
-    beside: LayerBeside | None = None,
-) -> Tensor:  # fmt: skip
+    query: Tensor, key: Tensor, value: Tensor, *, kernel: Attend, buffers: HostBuffers, scale: float | None = None
+) -> Tensor:
     """Attend over the tokens of all ranks; as `ulysses_attention`, with its bits, for any lengths. Collective over the
-    group. Buffers are for these shapes, heads rounded up to a multiple of the ranks. A layer `beside` it is begun, and
-    not ended, which is the caller's."""
+    group. Buffers are for these shapes, heads rounded up to a multiple of the ranks."""
     parts = even_heads(len(buffers.lengths), query, key, value)
     wire = [part.unflatten(2, (len(buffers.lengths), -1)).permute(2, 1, 0, 3, 4) for part in parts]
     way = _Heads(buffers, query, query.shape[3], lambda start, stop: [part[:, :, :, start:stop] for part in wire])
-    return way.go(kernel, scale, beside)[:, :, : query.shape[2]]
+    return way.go(kernel, scale, None)[:, :, : query.shape[2]]
 
 
 def project_through_host(
@@ -57,7 +55,7 @@ def project_through_host(
 ) -> Tensor:  # fmt: skip
     """The same, to rounding, of the layers that make queries, keys and values, and norms as of `rotary.apply_norms`:
     while some heads travel, others are made. Messages are the same, so another rank may do either. As many heads come
-    from each rank."""
+    from each rank. A layer `beside` attention is begun, and not ended, which is the caller's."""
     degree = len(buffers.lengths)
     *weights, cos, sin = norms
     if cos.dim() == 3 and cos.shape[0] > 1:  # a row for each item of the batch

@@ -4,7 +4,7 @@ bytes that queries, keys, values and attended values have, and half of them wher
 back as in host_exchange.py.
 
 A rank whose block has no such layers could not take part, so ranks agree beforehand (`OtherWay` in
-acceleration/recordings.py)."""
+acceleration/recorded_kinds.py)."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from ..attention.projections import LinearLayer, Projections
 from ..attention.rotary import apply_norms
 from ..exchange.layer_beside import LayerBeside
 from ..replaced import replaced
-from .quantised_layers import Float8Layer
+from .float8_layers import Float8Layer
 
 FUNCTIONS = "comfy.ldm.modules.attention"  # module of ComfyUI's attention functions, called again by their names
 _UNNAMED = {"transformer_options", "_inside_attn_wrapper"}  # arguments that are not about the attention itself

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from ..attention.kernels import AttentionKernel
 from ..attention.projections import Projections
-from ..attention.rotary import apply_norms
 from ..errors import UnsupportedModelError, first_line
 from ..exchange.grown_memory import PeerBuffers
-from ..exchange.host_exchange import HostBuffers, attend_through_host, project_through_host
+from ..exchange.host_exchange import HostBuffers, project_through_host
 from ..exchange.host_gather import gather_through_host
 from ..exchange.layer_beside import LayerBeside
 from ..exchange.peer_exchange import attend_over_peers
@@ -89,20 +88,13 @@ class BlockAttention:
     def over_peers(
         self, queries: Parts, keys: Parts, values: Parts, norms: Parts, eps: float, beside: Parts, scale: float | None
     ) -> Tensor | None:
-        """As `attend_over_peers`, (batch, own tokens, width), also through the host's memory, with a layer beside it;
-        None where heads go another way, or nowhere."""
+        """As `attend_over_peers`, (batch, own tokens, width); None where heads go another way, or nowhere."""
         buffers, kernel = self._shared(queries[0].dtype, *queries[0].shape[2:]), self._kernel.attend
-        if isinstance(buffers, PeerBuffers):
-            self.calls += 1
-            attended = attend_over_peers(queries, keys, values, norms, eps, beside, kernel, buffers, scale)
-            return attended if beside else attended.flatten(2)
-        if isinstance(buffers, HostBuffers) and beside:
-            self.calls += 1
-            value = values[0] if len(values) == 1 else torch.cat(values, 1)
-            parts, layer = (*apply_norms(queries, keys, norms, eps), value), LayerBeside(beside)
-            attended = attend_through_host(*parts, kernel=kernel, buffers=buffers, scale=scale, beside=layer)
-            return layer.end(attended.flatten(2))
-        return None
+        if not isinstance(buffers, PeerBuffers):
+            return None
+        self.calls += 1
+        attended = attend_over_peers(queries, keys, values, norms, eps, beside, kernel, buffers, scale)
+        return attended if beside else attended.flatten(2)
 
     def over_host(
         self, layers: Projections, norms: Parts, eps: float, beside: Parts, scale: float | None
@@ -115,8 +107,6 @@ class BlockAttention:
             return None
         assert streams is not None
         could = tokens.degree == 2 and not beside and layers.lengths == list(streams.own)
-        if not could and len(buffers.chunks) == 1:
-            return None
         self.calls += 1
         tokens.noted.append(layers.kind if could else "")
         layer = LayerBeside(beside) if beside else None

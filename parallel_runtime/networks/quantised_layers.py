@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,10 +22,10 @@ _FLOAT8, _MOST = "TensorCoreFP8E4M3Layout", 448.0
 _FUNCTIONS = ("weight_function", "bias_function")
 _NOT_OF_KIND = {"seed_key"}  # attributes of a layer that do not change what its forward does
 
-_KINDS: dict[str, _Emptied] = {}  # a layer without its weights for each description
+KINDS: dict[str, _Emptied] = {}  # a layer without its weights for each description
 
 
-def _whole_products() -> Any:
+def whole_products() -> Any:
     """Inside, a product reaches quantised tensors whole, as in ComfyUI's inference mode. With autograd's keys PyTorch
     takes it apart first, and what layouts make of the parts rounds otherwise: int8 leaves some inputs unrounded."""
     return torch._C._AutoDispatchBelowAutograd()
@@ -51,7 +49,7 @@ class QuantisedLayer(nn.Module):
             return ours.quantised_layer.default(input, self.inside, self.kind)
         if torch.compiler.is_compiling():
             return super().forward(input, *args, **kwargs)
-        with _whole_products():
+        with whole_products():
             return super().forward(input, *args, **kwargs)
 
     def look_inside(self) -> None:
@@ -84,8 +82,8 @@ class QuantisedLayer(nn.Module):
         self.inside = tuple(inside)
         self.kind = repr((own_class(self, QuantisedLayer).__qualname__, told, described))
         self.rounds = self._rounds_alone(parameters)
-        if self.kind not in _KINDS:
-            _KINDS[self.kind] = _Emptied(self, described)
+        if self.kind not in KINDS:
+            KINDS[self.kind] = _Emptied(self, described)
 
     def _rounds_alone(self, parameters: Any) -> bool:
         weight = parameters.get("weight")
@@ -177,10 +175,10 @@ def own_class(layer: nn.Module, kind: Any) -> Any:
 @operators.operator("quantised_layer", "(Tensor x, Tensor[] inside, str kind) -> Tensor")
 def quantised_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> torch.Tensor:
     """What ComfyUI's layer gives; x (..., inputs) -> (..., outputs)."""
-    emptied = _KINDS[kind]
+    emptied = KINDS[kind]
     if rounds_inside(emptied.own):  # and writes into what it is given
         x = x.clone()
-    with _whole_products():
+    with whole_products():
         output: torch.Tensor = emptied.own.forward(emptied.filled(inside), x)
     return output.contiguous()
 
@@ -188,80 +186,12 @@ def quantised_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> t
 @operators.operator("activated_layer", "(Tensor x, Tensor[] inside, str kind, str activation) -> Tensor")
 def activated_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str) -> torch.Tensor:
     """What ComfyUI's layer gives for activation(x), rounded in one kernel where ComfyUI has one."""
-    with _whole_products():
-        output: torch.Tensor = _activated()(_KINDS[kind].filled(inside), x, activation)
+    with whole_products():
+        output: torch.Tensor = _activated()(KINDS[kind].filled(inside), x, activation)
     return output.contiguous()
 
 
 @operators.shapes_of(quantised_layer)
 @operators.shapes_of(activated_layer)
 def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str = "") -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], _KINDS[kind].outputs))
-
-
-@operators.operator("float8_layer", "(Tensor x, Tensor[] inside, str kind, ScalarType dtype) -> Tensor")
-def float8_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str, dtype: torch.dtype) -> torch.Tensor:
-    """The same of an input that is float8 already, as ComfyUI's layer would round it from `dtype`."""
-    return _of_float8(x, _KINDS[kind].filled(inside), dtype)
-
-
-@operators.shapes_of(float8_layer)
-def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str, dtype: torch.dtype) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], _KINDS[kind].outputs), dtype=dtype)
-
-
-@operators.operator(
-    "float8_rows", "(Tensor x, Tensor[] inside, str kind, ScalarType dtype, int first, int size) -> Tensor"
-)
-def float8_rows(
-    x: torch.Tensor, inside: list[torch.Tensor], kind: str, dtype: torch.dtype, first: int, size: int
-) -> torch.Tensor:
-    """The same with so many rows of the weight, from one on: a part of the output (projection_pass.py)."""
-    return Float8Layer(inside, kind, dtype).products(x, [first], size)[0]
-
-
-@operators.shapes_of(float8_rows)
-def _(x: torch.Tensor, inside: Any, kind: str, dtype: torch.dtype, first: int, size: int) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], size), dtype=dtype)
-
-
-@dataclass(frozen=True)
-class Float8Layer:
-    """A `Layer` (attention/projections.py) of plain float8, whose input is float8 already; arguments as above."""
-
-    inside: list[torch.Tensor]
-    kind: str
-    dtype: torch.dtype
-
-    def products(self, x: torch.Tensor, firsts: Sequence[int], size: int) -> torch.Tensor:
-        """As one product of rows side by side."""
-        layer = _KINDS[self.kind].filled(self.inside)
-        weight, bias = layer.weight, layer.bias
-        rows = _rows(weight._qdata.view(torch.uint8), firsts, size).view(weight._qdata.dtype)
-        layer._parameters["weight"] = _like(weight, rows, weight._params.scale, weight._params.orig_dtype)
-        layer._parameters["bias"] = None if bias is None else _rows(bias, firsts, size)
-        made = _of_float8(x, layer, self.dtype)
-        return made.unflatten(2, (len(firsts), size)).permute(2, 0, 1, 3)
-
-
-def _rows(whole: torch.Tensor, firsts: Sequence[int], size: int) -> torch.Tensor:
-    parts = [whole[first : first + size] for first in firsts]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _of_float8(x: torch.Tensor, layer: Any, dtype: torch.dtype) -> torch.Tensor:
-    given = _like(layer.weight, x.reshape(-1, x.shape[-1]), _one(x.device), dtype)
-    with _whole_products():
-        output: torch.Tensor = layer.forward_comfy_cast_weights(given, dtype, want_requant=True)
-    return output.reshape(*x.shape[:-1], output.shape[-1]).contiguous()
-
-
-def _like(weight: Any, numbers: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> Any:
-    """A quantised tensor as a weight is, of other numbers."""
-    params = type(weight._params)(scale=scale, orig_dtype=dtype, orig_shape=tuple(numbers.shape))
-    return type(weight)(numbers, weight._layout_cls, params)
-
-
-@functools.cache
-def _one(device: torch.device) -> torch.Tensor:
-    return torch.ones((), device=device, dtype=torch.float32)
+    return x.new_empty((*x.shape[:-1], KINDS[kind].outputs))

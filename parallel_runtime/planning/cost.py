@@ -12,6 +12,7 @@ from ..requests.facts import NVLINK, MachineFacts, ModelFacts, RequestFacts
 from . import cost_constants as fitted
 from .coming_blocks import Coming
 from .cut import Assignment, assign_blocks, most_parameters
+from .host_route import OnRoute
 
 
 @dataclass(frozen=True)
@@ -137,14 +138,13 @@ class PlannedStep:
     def exchange_seconds(self, image: float, text: float, keys: float) -> float:
         """Of Ulysses and ring in all blocks of a stage, for so many tokens of this rank."""
         plan = self.plan
-        tokens, blocks = image + text, self.model.blocks * self.share
-        seconds = 0.0
+        tokens, blocks, seconds = image + text, self.model.blocks * self.share, 0.0
         if plan.ulysses > 1:
             link = self.machine.link_over(1, plan.ulysses)
             sent = 4 * self.activation(tokens) * self.padded_heads * (plan.ulysses - 1) / plan.ulysses
             moved = sent / (link.all_to_all * 1e9)
             if link.route and plan.sequence == plan.ulysses and plan.pipe == 1:
-                seconds += self._route_seconds(tokens, keys, sent / (link.route * 1e9), link.latency)
+                seconds = blocks * 2 * link.latency + self._on_route(tokens, keys, sent / (link.route * 1e9))
             elif plan.sequence > plan.ulysses or plan.pipe > 1 or not link.peer_access:
                 started = link.latency + (fitted.COLLECTIVE_SECONDS if self.machine.on_gpu else 0.0)
                 seconds += blocks * (2 * started + moved)
@@ -160,26 +160,15 @@ class PlannedStep:
             seconds += blocks * (plan.ring - 1) * (passed + merge)
         return seconds
 
-    def _route_seconds(self, tokens: float, keys: float, moved: float, latency: float) -> float:
-        """Of all blocks' exchanges through the host's memory, each of which moves data for so long."""
-        model, attention = self.model, self.attention_seconds(tokens, keys)
-        seen = fitted.SEEN_OF_EXCHANGE
-        shown = moved - min(moved, attention) * (1 - seen)
-        if not self.compiled:
-            return model.blocks * (2 * latency + shown)
-        products = 2 * self.batch * tokens * 3 * model.width**2 / self.matmul  # that make queries, keys and values
-        projecting = 0 if model.heads % self.plan.ulysses else model.projecting_blocks
-        made = products * fitted.MADE_MEANWHILE if projecting else 0.0
-        least = fitted.SEEN_BESIDE * moved
-        beside = min(shown, max(least, moved - attention - made - self._beside_seconds(tokens)))
-        projected = min(shown, max(least, moved - attention - made))
-        if self.plan.ulysses == 2:  # inputs come instead, half the bytes of queries, keys, values and attended values
-            comes, leaves = moved / 2 / (model.bytes_per_number if model.float8_inputs else 1), moved / 4
-            behind = max(0.0, comes - products * (1 - fitted.LAST_OF_INPUT))
-            projected = behind + leaves - min(leaves, attention) * (1 - seen)
-        parallel, others = model.parallel_blocks, max(0, projecting - model.parallel_blocks)
-        plain = model.blocks - parallel - others
-        return model.blocks * 2 * latency + plain * shown + parallel * beside + others * projected
+    def _on_route(self, tokens: float, keys: float, moved: float) -> float:
+        """Seconds that all blocks' exchanges through the host's memory show, each of which moves data for so long."""
+        model, even = self.model, self.model.heads % self.plan.ulysses == 0
+        parallel, projecting = (model.parallel_blocks, model.projecting_blocks * even) if self.compiled else (0, 0)
+        made = 2 * self.batch * tokens * 3 * model.width**2 / self.matmul if projecting else 0.0
+        block = OnRoute(moved, self.attention_seconds(tokens, keys), made, self._beside_seconds(tokens))
+        projected = block.of_inputs(model.input_width) if self.plan.ulysses == 2 else block.projected
+        others = max(0, projecting - parallel)
+        return (model.blocks - parallel - others) * block.shown + parallel * block.parallel + others * projected
 
     def _beside_seconds(self, tokens: float) -> float:
         """Of the feed-forward layer of a parallel block, for so many tokens of this rank."""

@@ -53,6 +53,11 @@ class ModelFacts:
         return max(2, self.bytes_per_parameter)
 
     @property
+    def input_width(self) -> float:
+        """Of a number that projecting layers take, against one that is computed."""
+        return 1 / self.bytes_per_number if self.float8_inputs else 1.0
+
+    @property
     def blocks(self) -> int:
         """Of all block lists together."""
         return len(self.block_sizes)

@@ -11,14 +11,9 @@ import torch
 
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
+from parallel_runtime.networks.float8_layers import Float8Layer, float8_layer, float8_rows
 from parallel_runtime.networks.gguf_layers import GgufLayer, use_gguf_kernels
-from parallel_runtime.networks.quantised_layers import (
-    Float8Layer,
-    QuantisedLayer,
-    float8_layer,
-    float8_rows,
-    hide_quantised,
-)
+from parallel_runtime.networks.quantised_layers import QuantisedLayer, hide_quantised
 
 FORMATS = {
     "float8_e4m3fn": {},

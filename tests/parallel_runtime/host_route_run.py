@@ -83,9 +83,10 @@ class PolledLane:
         part.view(-1).view(torch.uint8).copy_(self._memory[offset : offset + part.nbytes])
 
 
-def layer_of(own: torch.Tensor, seed: int) -> list[torch.Tensor]:
-    """What a layer beside attention of these queries (batch, own tokens, heads, head dim) is made of: with a GELU, or
-    for an odd seed with a gate."""
+def layer_of(queries: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
+    """What a layer beside attention of these parts (batch, own tokens, heads, head dim) is made of: with a GELU, or for
+    an odd seed with a gate."""
+    own = torch.cat(queries, 1)
     batch, tokens, heads, head_dim = own.shape
     inner, width = 40, 24
     generator = torch.Generator(own.device).manual_seed(seed)
@@ -95,18 +96,13 @@ def layer_of(own: torch.Tensor, seed: int) -> list[torch.Tensor]:
     return [torch.randn(size, device=own.device, generator=generator).to(own.dtype) for size in sizes]
 
 
-def with_layer(rank: int, buffers: HostBuffers, whole: torch.Tensor, scale: float | None) -> float:
-    """How far what a block makes of attended values and the layer beside them is from one after the other.
-
-    Args:
-        whole: as of `both_ways`.
-    """
-    start = sum(buffers.lengths[:rank])
-    own = whole[:, :, start : start + buffers.lengths[rank]]
-    given = layer_of(own[0], rank)
-    layer, kernel = LayerBeside(given), KERNELS["sdpa"].attend
-    found = layer.end(attend_through_host(*own, kernel=kernel, buffers=buffers, scale=scale, beside=layer).flatten(2))
-    attended = attend_through_host(*own, kernel=kernel, buffers=buffers, scale=scale).flatten(2)
+def with_layer(rank: int, buffers: HostBuffers, batch: int, heads: int, like: torch.Tensor) -> float:
+    """How far what a block makes of attended values and the layer beside them is from one after the other."""
+    layers, norms, _ = layers_of(rank, buffers.lengths, batch, heads, like)
+    given = layer_of(layers.whole()[0], rank)
+    layer, how = LayerBeside(given), {"kernel": KERNELS["sdpa"].attend, "buffers": buffers}
+    found = layer.end(project_through_host(layers, norms, 1e-6, **how, beside=layer).flatten(2))
+    attended = project_through_host(layers, norms, 1e-6, **how).flatten(2)
     gated = len(given) == 3
     hidden = linear_silu_gate(*given[:2]) if gated else linear_gelu(*given[:3])
     weight, bias = (given[2], None) if gated else given[3:]
@@ -227,8 +223,8 @@ def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any
         start = sum(lengths[:rank])
         of_one = KERNELS["math"].attend(*whole, None, scale)[:, start : start + lengths[rank]]
         largest = max(largest, float((found - of_one).abs().max()))
-        beside = max(beside, with_layer(rank, buffers, whole, scale))
         if heads % world_size == 0:
+            beside = max(beside, with_layer(rank, buffers, batch, heads, whole))
             made = max(made, made_on_the_way(rank, buffers, batch, heads, whole))
     dist.barrier()
     words = {word for memory in memories.values() for word in memory._memory.words()}  # type: ignore[union-attr]
@@ -318,8 +314,8 @@ def on_gpu(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]
         both = [both_ways(rank, buffers, each, scale) for each in whole]
         found["launched"] += [torch.equal(*pair) for pair in both]
         found["replayed"] += replay(rank, buffers, whole, [expected for _, expected in both], scale)
-        found["beside"].append(with_layer(rank, buffers, whole[0], scale))
         if heads % world_size == 0:
+            found["beside"].append(with_layer(rank, buffers, batch, heads, whole[0]))
             found["made"].append(made_on_the_way(rank, buffers, batch, heads, whole[0]))
             found["replayed"].append(replay_made(rank, buffers, batch, heads, whole[0]))
     return found

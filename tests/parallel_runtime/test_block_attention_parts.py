@@ -17,7 +17,7 @@ from parallel_runtime.exchange.grown_memory import PeerBuffers
 from parallel_runtime.exchange.host_exchange import HostBuffers
 from parallel_runtime.mesh.agreement import NONE
 from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.networks import block_attention, sequence_attention
+from parallel_runtime.networks import block_attention
 from parallel_runtime.networks.attention_operator import (
     attending,
     block_attention_of_layers,
@@ -126,32 +126,6 @@ def test_over_peer_memory_all_of_it_goes_into_the_exchange_and_elsewhere_none(gi
     assert len(sent) == 1
 
 
-def test_through_the_hosts_memory_goes_what_has_a_layer_beside_it_and_the_rest_as_elsewhere(given, monkeypatch):
-    sent: list[Any] = []
-
-    def through_host(query, key, value, *, kernel, buffers, scale, beside=None):
-        if beside is not None:
-            sent.append(buffers)
-            beside.begin()
-            beside.go_on()
-        return kernel(query, key, value, None, scale)
-
-    monkeypatch.setattr(block_attention, "attend_through_host", through_host)
-    monkeypatch.setattr(sequence_attention, "attend_through_host", through_host)
-    split = TokenSplit(single_rank_mesh())
-    attention = BlockAttention(KERNELS["sdpa"], split)
-    tokens: Any = split.tokens
-    tokens.degree, tokens.buffers = 2, HostBuffers(None, 0, (), ())  # type: ignore[arg-type]
-    tokens.peers = SimpleNamespace(fits=lambda dtype, *of_head: of_head == (HEADS, HEAD_DIM))
-    split.streams = Streams(PARTS, ((PARTS[0],), (PARTS[1],)), 0, (0, 0), (True, True))
-    call(given, attention, beside="")
-    assert sent == []
-    for beside in ("gelu", "gate"):
-        call(given, attention, beside)
-        assert sent == [tokens.buffers]
-        sent.clear()
-
-
 @pytest.mark.parametrize("beside", ["", "gelu"])
 def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_before_it(given, beside, monkeypatch):
     *_, norms, eps, layers = given
@@ -202,8 +176,3 @@ def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_bef
     with tokens.taken():
         assert (found().flatten(2) - expected.flatten(2)).abs().max() < 1e-4
     assert (through[1] == split.streams.sizes) == (not beside)
-    if beside:  # of one chunk nothing is made while another travels
-        tokens.buffers = HostBuffers(None, 0, (), (2,))  # type: ignore[arg-type]
-        monkeypatch.setattr(attention, "over_peers", lambda *given: attend(*given))
-        assert (found() - expected).abs().max() < 1e-4
-        assert len(through) == 2

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from parallel_runtime.acceleration import recorded_kinds
 from parallel_runtime.acceleration import recordings as graphs
 from parallel_runtime.acceleration.recordings import KEPT, WARM_RUNS, RecordedForward
 from parallel_runtime.config import ParallelPlan
@@ -253,7 +254,8 @@ def test_a_recording_is_believed_only_if_it_follows_other_values(recorder, belie
 
 
 def test_a_rank_alone_records_again_what_it_lost_and_one_of_several_only_when_they_begin_anew(monkeypatch):
-    monkeypatch.setattr(graphs, "all_agree", lambda agreed, *_: agreed)
+    for module in (graphs, recorded_kinds):
+        monkeypatch.setattr(module, "all_agree", lambda agreed, *_: agreed)
     forward, _ = counted()
     several = Mesh(ParallelPlan(ulysses=2), 0, ONE.coordinate, sequence=SimpleNamespace(group_name="0"))
     for mesh, again in ((ONE, 1), (several, 0)):
