@@ -144,7 +144,7 @@ def float8() -> str:
 
 
 def _of_float8(job: Job, card: str, rate: float) -> float:
-    machine = known_gpu(card, 0, through_host(rate))
+    machine = replace(known_gpu(card, 0, through_host(rate)), float8=True)
     model = replace(job.model, bytes_per_parameter=1, parallel_blocks=0, float8_inputs=True)
     choice = choose(Wish(ParallelConfig(), 2, model, job.request, replace(machine, matmul=2 * machine.matmul)))
     return choice.alone.seconds / choice.cost.seconds

@@ -27,6 +27,7 @@ from .state_folder import state_directory
 
 _USABLE = 0.92
 """Share of a GPU's memory that a rank may plan with; the rest is the display's, the driver's and fragmentation."""
+_FLOAT8 = 8, 9  # compute capability of the first GPUs that multiply in float8
 _OF_HOST = 0.6  # share of the host's memory that weights may take; the rest is for ComfyUI and its other models
 
 
@@ -37,7 +38,8 @@ def find_machine(spec: PoolSpec) -> MachineFacts:
     reach, gpus = torch.cuda.can_device_access_peer, _properties(spec)
     reached = all(reach(one, other) for one, other in itertools.permutations(spec.devices, 2))
     known = recall(spec, gpus, guess_link(gpus, reached))
-    return replace(known, host_bytes=int(psutil.virtual_memory().total * _OF_HOST))
+    float8 = all((gpu.major, gpu.minor) >= _FLOAT8 for gpu in gpus)
+    return replace(known, float8=float8, host_bytes=int(psutil.virtual_memory().total * _OF_HOST))
 
 
 def remember(spec: PoolSpec, facts: MachineFacts) -> None:

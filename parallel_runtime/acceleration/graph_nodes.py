@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-_WRITING = {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv}
+_WRITING = {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv}
+_WRITING |= {operator.imod, operator.ipow, operator.iand, operator.ior, operator.ixor}
 
 
 def value_of(node: Any) -> Any:
@@ -39,4 +40,15 @@ def drop_unused(graph: fx.Graph) -> None:
 
 def writes(node: fx.Node) -> bool:
     """Whether a node writes into a tensor."""
-    return node.target in _WRITING or (node.op == "call_method" and str(node.target).endswith("_"))
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    if node.op == "call_method":
+        return str(target).endswith("_") and not str(target).endswith("__")
+    told = "out" in node.kwargs or bool(node.kwargs.get("inplace"))
+    in_place = getattr(target, "__module__", "") == "torch.nn.functional" and True in node.args[1:]
+    return node.op == "call_function" and (target in _WRITING or told or in_place or _name(target).endswith("_"))
+
+
+def _name(target: Any) -> str:
+    return str(getattr(target, "__name__", ""))

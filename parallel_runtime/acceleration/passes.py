@@ -138,8 +138,8 @@ def _split_products(graph: fx.Graph) -> None:
     applies GELU before it writes."""
     linears: list[Any] = [node for node in graph.nodes if node.target is torch._C._nn.linear and len(node.args) == 3]
     for linear in linears:
-        (split, *others) = linear.users
-        parts = _parts_of(split) if not others else None
+        split: Any = next(iter(linear.users), None)
+        parts = _parts_of(split) if len(linear.users) == 1 else None
         x, weight, bias = linear.args
         if parts is None or not any(_gelu_of(part) or (bias is None and _gate_of(part)) for part in parts):
             continue
@@ -159,8 +159,8 @@ def _split_products(graph: fx.Graph) -> None:
 def _split_float8(graph: fx.Graph) -> None:
     """The same of float8 layers, so that nothing but attention reads what makes its heads."""
     for layer in [node for node in graph.nodes if str(node.target) == "parallel_dit.float8_layer.default"]:
-        (split, *others) = layer.users
-        parts = _parts_of(split) if not others else None
+        split: Any = next(iter(layer.users), None)
+        parts = _parts_of(split) if len(layer.users) == 1 else None
         if parts is None or not any(_gelu_of(part) or _gate_of(part) for part in parts):
             continue
         firsts = accumulate(split.args[1], initial=0)

@@ -3,6 +3,7 @@ may compute some heads while others travel (exchange/host_exchange.py)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -34,14 +35,12 @@ def _take_layers(graph: fx.Graph, attention: Any) -> None:
     paths = [path for path, _ in made]
     if not _read_alone({node for path in paths for node in path}, attention):
         return
-    if _written_between(graph, [path[-1] for path in paths], attention):
-        return
     layers = list(dict.fromkeys(path[-1] for path in paths))
     inputs, tensors, types = zip(*map(_layer, layers), strict=True)
+    given = [_first_alike(inputs, x) for x in inputs]
     dtypes = {value_of(each).dtype for each in layers}
-    if len(dtypes) > 1:
+    if len(dtypes) > 1 or _written_between(graph, [*layers, *inputs], attention):
         return
-    given = [_first_alike(graph, x) for x in inputs]
     different = list(dict.fromkeys(given))
     fed, counts = [different.index(x) for x in given], [len(own) for own in tensors]
     places = list(chain(*((layers.index(path[-1]), first) for path, first in made)))
@@ -64,20 +63,19 @@ def _made_by(part: Any, heads: Any, head_dim: Any) -> tuple[list[Any], int] | No
         path.append(path[-1].args[0])
     view, output = _value(part), value_of(path[-1])
     alike = view.dim() == 4 and tuple(view.shape[2:]) == (heads, head_dim) and output.dim() == 3
+    alike = alike and view.shape[:2] == output.shape[:2] and view.dtype == output.dtype
     if not alike or view.untyped_storage()._cdata != output.untyped_storage()._cdata:
         return None
-    if view.stride()[1:] != (output.stride(1), head_dim, 1):
+    rows_alike = view.shape[0] == 1 or view.stride(0) == output.stride(0)
+    if not rows_alike or view.stride()[1:] != (output.stride(1), head_dim, 1):
         return None
     first = path[-1].args[4] if path[-1].target is torch.ops.parallel_dit.float8_rows.default else 0
     return path, first + int(view.storage_offset() - output.storage_offset())
 
 
 def _value(node: Any) -> Any:
-    """As `value_of`, also of heads and tokens in the other order, which passes have put there."""
-    if "example_value" in node.meta:
-        return value_of(node)
-    assert node.target == "transpose", node.target
-    return _value(node.args[0]).transpose(*node.args[1:])
+    """As `value_of`, also of heads and tokens in the other order, which passes have put there; all else has one."""
+    return value_of(node) if "example_value" in node.meta else _value(node.args[0]).transpose(*node.args[1:])
 
 
 def _read_alone(nodes: set[Any], attention: Any) -> bool:
@@ -85,17 +83,17 @@ def _read_alone(nodes: set[Any], attention: Any) -> bool:
     return all(user in nodes or user is attention for node in nodes for user in node.users)
 
 
-def _written_between(graph: fx.Graph, layers: list[Any], attention: Any) -> bool:
-    """Whether anything is written from the first layer to attention, where they are computed then."""
+def _written_between(graph: fx.Graph, made: list[Any], attention: Any) -> bool:
+    """Whether anything is written from the first of these to attention, where all are read then."""
     order = list(graph.nodes)
-    between = order[min(map(order.index, layers)) : order.index(attention)]
+    between = order[min(map(order.index, made)) : order.index(attention)]
     return any(writes(node) for node in between)
 
 
 def _float8() -> tuple[Any, ...]:
     """Operators of a float8 layer whose input is rounded before it."""
     ours = torch.ops.parallel_dit
-    return (ours.float8_layer.default, ours.float8_rows.default) if hasattr(ours, "float8_layer") else ()
+    return ours.float8_layer.default, ours.float8_rows.default
 
 
 def _layer(node: Any) -> tuple[Any, list[Any], str]:
@@ -107,13 +105,15 @@ def _layer(node: Any) -> tuple[Any, list[Any], str]:
     return given["input"], [given["weight"]] if bias is None else [given["weight"], bias], ""
 
 
-def _first_alike(graph: fx.Graph, node: Any) -> Any:
-    """The first node that rounds the same as this one: each float8 layer has its own."""
-    if node.op != "call_method" or node.target not in ("to", "clamp"):
-        return node
-    source = _first_alike(graph, node.args[0])
-    for each in graph.nodes:
-        alike = (each.op, each.target, each.args[1:], each.kwargs) == (node.op, node.target, node.args[1:], node.kwargs)
-        if alike and _first_alike(graph, each.args[0]) is source:
-            return each
-    return node
+def _first_alike(inputs: Sequence[Any], x: Any) -> Any:
+    """The first of the layers' inputs that rounds the same as this one: each float8 layer has its own."""
+    return next(each for each in inputs if _rounded(each) == _rounded(x))
+
+
+def _rounded(x: Any) -> tuple[Any, ...]:
+    """What is rounded, and how."""
+    how: list[Any] = []
+    while x.op == "call_method" and x.target in ("to", "clamp"):
+        how.append((x.target, x.args[1:], x.kwargs))
+        x = x.args[0]
+    return x, *how

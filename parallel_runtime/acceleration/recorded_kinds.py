@@ -24,6 +24,9 @@ class OtherWay(Protocol):
     def taken(self) -> AbstractContextManager[None]:
         """Inside, forwards go it."""
 
+    def state(self) -> int:
+        """A number that changes where this rank does otherwise than before, whatever kind it sees it in."""
+
 
 @dataclass
 class Kind:
@@ -61,6 +64,7 @@ class Recordings:
 
     history: int = NONE
     enabled: bool = True
+    state: int = NONE  # of `OtherWay`, where all ranks have the same
     kinds: dict[tuple[Any, ...], Kind] = field(default_factory=dict)  # the one that ran last comes last
 
     def lose(self) -> None:

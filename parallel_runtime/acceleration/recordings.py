@@ -121,8 +121,24 @@ class RecordedForward:
             return self._once(kind, plain, (args, kwargs), tensors)
         if kind.runs == WARM_RUNS and not kind.recorded:
             kind.other_way = all_same(kind.seen, mesh.sequence, kind.device)
+        begins = kind.runs == 0
         with self._other_way.taken() if kind.other_way else nullcontext():
-            return self._once(kind, plain, (args, kwargs), tensors)
+            output = self._once(kind, plain, (args, kwargs), tensors)
+        if begins:  # it may have compiled, or tried to
+            self._compare_states(own, kind)
+        return output
+
+    def _compare_states(self, own: Recordings, kind: Kind) -> None:
+        """Have kinds that go the other way be seen anew, where a rank does otherwise since: it cannot go it alone."""
+        assert self._other_way is not None
+        state = self._other_way.state()
+        same = all_same(state, kind.mesh.sequence, kind.device)
+        if not same or state != own.state:
+            for other in own.kinds.values():
+                if other.other_way:
+                    other.other_way = False
+                    other.begin_anew(WARM_RUNS - 1)
+        own.state = state if same else NONE
 
     def _once(self, kind: Kind, plain: Callable[[], Any], given: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
         mesh = kind.mesh

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,16 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Parts = tuple[list[Tensor], list[Tensor], list[Tensor]]
+QueriesKeysValues = tuple[list[Tensor], list[Tensor], list[Tensor]]
 """Queries, keys and values (batch, tokens of the part, heads, head dim) of each part of the own tokens."""
+Rows = Callable[[Tensor], Tensor]
+"""Of x (batch, tokens, width), (places, batch, tokens, size)."""
 
 
 class Layer(Protocol):
     """A linear layer, of which some rows can be computed."""
 
-    def products(self, x: Tensor, firsts: Sequence[int], size: int) -> Tensor:
-        """(places, batch, tokens, size): of x (batch, tokens, width) with so many rows of the weight from each place
-        on, which are as far from one another."""
+    def rows(self, firsts: Sequence[int], size: int) -> Rows:
+        """The product with so many rows of the weight from each place on, which are as far from one another."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +30,22 @@ class LinearLayer:
     weight: Tensor
     bias: Tensor | None = None
 
-    def products(self, x: Tensor, firsts: Sequence[int], size: int) -> Tensor:
+    def rows(self, firsts: Sequence[int], size: int) -> Rows:
         """As one product of a batch: each by itself would be too narrow for a GPU."""
         used = slice(firsts[0], firsts[-1] + size)
         weight, bias = self.weight[used], None if self.bias is None else self.bias[used]
         if len(firsts) == 1:
-            return F.linear(x, weight, bias)[None]
-        rows, step = x.flatten(0, 1).expand(len(firsts), -1, -1), firsts[1] - firsts[0]
+            return lambda x: F.linear(x, weight, bias)[None]
+        step = firsts[1] - firsts[0]
         weights = weight.unfold(0, size, step)  # (places, width, size)
-        if bias is None:
-            made = torch.bmm(rows, weights)
-        else:
-            made = torch.baddbmm(bias.unfold(0, size, step)[:, None], rows, weights)
-        return made.unflatten(1, x.shape[:2])
+        biases = None if bias is None else bias.unfold(0, size, step)[:, None]
+
+        def run(x: Tensor) -> Tensor:
+            tokens = x.flatten(0, 1).expand(len(firsts), -1, -1)
+            made = torch.bmm(tokens, weights) if biases is None else torch.baddbmm(biases, tokens, weights)
+            return made.unflatten(1, x.shape[:2])
+
+        return run
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,14 @@ class Projections:
     head_dim: int
     dtype: torch.dtype
 
-    def whole(self) -> Parts:
+    def whole(self) -> QueriesKeysValues:
         """With all heads, each layer one product."""
         size, parts = self.heads * self.head_dim, self.parts
         made = []
         for index, (layer, fed) in enumerate(zip(self.layers, self.fed, strict=True)):
             rows = [first for part in parts for used, first in part if used == index]
-            made.append((min(rows), layer.products(self.inputs[fed], [min(rows)], max(rows) + size - min(rows))[0]))
+            run = layer.rows([min(rows)], max(rows) + size - min(rows))
+            made.append((min(rows), run(self.inputs[fed])[0]))
 
         def heads(layer: int, first: int) -> Tensor:
             start, output = made[layer]
@@ -107,21 +112,31 @@ class Projections:
         return [pairs[part :: len(pairs) // 3] for part in range(len(pairs) // 3)]
 
     def of_heads(
-        self, ranks: Sequence[int], degree: int, start: int, stop: int, inputs: Sequence[Tensor] | None = None
-    ) -> Parts:
-        """With some heads of those of some ranks, each of which has equally many: (ranks * batch, tokens of the part,
-        stop - start, head dim); of these inputs, where others are given."""
-        given = self.inputs if inputs is None else inputs
+        self, ranks: Sequence[int], degree: int, start: int, stop: int
+    ) -> Callable[[Sequence[Tensor]], QueriesKeysValues]:
+        """Of inputs such as these, with some heads of those of some ranks, each of which has equally many: (ranks *
+        batch, tokens of the part, stop - start, head dim)."""
         each, size = self.heads // degree * self.head_dim, (stop - start) * self.head_dim
-        made: Parts = [], [], []
+        ways: list[tuple[int, tuple[int, ...], Rows]] = []  # the input, which of the three, and what makes them
         for part in self.parts:
             for kinds in _joined(part, self.heads * self.head_dim):
                 layer = part[kinds[0]][0]
                 firsts = [part[kind][1] + rank * each + start * self.head_dim for kind in kinds for rank in ranks]
-                products = self.layers[layer].products(given[self.fed[layer]], firsts, size)
-                for kind, product in zip(kinds, products.unflatten(0, (len(kinds), len(ranks))), strict=True):
+                ways.append((self.fed[layer], kinds, self.layers[layer].rows(firsts, size)))
+
+        def run(inputs: Sequence[Tensor]) -> QueriesKeysValues:
+            made: QueriesKeysValues = [], [], []
+            for fed, kinds, rows in ways:
+                x = inputs[fed]
+                if x.shape[1]:
+                    products = rows(x).unflatten(0, (len(kinds), len(ranks)))
+                else:  # another part has all the tokens
+                    products = x.new_empty((len(kinds), len(ranks), *x.shape[:2], size), dtype=self.dtype)
+                for kind, product in zip(kinds, products, strict=True):
                     made[kind].append(product.flatten(0, 1).unflatten(2, (stop - start, self.head_dim)))
-        return made
+            return made
+
+        return run
 
 
 def _joined(part: Sequence[tuple[int, int]], width: int) -> list[tuple[int, ...]]:

@@ -182,7 +182,7 @@ class RankState:
             return None
         placed.resident.meet()
         network = placed.resident.run_at(mesh)
-        network.go_on(agreed, control.before_compiling)
+        network.go_on(agreed, control.before_compiling, self.machine)
         return network
 
     def finished(self, placed: Placed, repeated: bool = False) -> Finished:

@@ -62,7 +62,7 @@ def project_through_host(
         cos, sin = (each.repeat(degree, 1, 1) for each in (cos, sin))
 
     def made(start: int, stop: int) -> list[Tensor]:
-        queries, keys, values = layers.of_heads(range(degree), degree, start, stop)
+        queries, keys, values = layers.of_heads(range(degree), degree, start, stop)(layers.inputs)
         value = values[0] if len(values) == 1 else torch.cat(values, 1)
         parts = (*apply_norms(queries, keys, [*weights, cos, sin], eps), value)
         return [part.unflatten(0, (degree, -1)).transpose(1, 2) for part in parts]

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from ..attention.kernels import Attend
-from ..attention.projections import Parts, Projections
+from ..attention.projections import Projections
 from ..attention.rotary import apply_norms
 from . import host_lanes
 from .host_exchange import HostBuffers, Way
 from .host_lanes import INPUTS
-from .layer_beside import LayerBeside
 
 _PIECES = 4
 """In which an input comes, at most: while one is multiplied, the next travels."""
@@ -29,10 +28,10 @@ _PIECES = 4
 
 def gather_through_host(
     layers: Projections, norms: list[Tensor], eps: float, sizes: Sequence[Sequence[int]], *, kernel: Attend,
-    buffers: HostBuffers, scale: float | None = None, beside: LayerBeside | None = None,
+    buffers: HostBuffers, scale: float | None = None,
 ) -> Tensor:  # fmt: skip
     """As `project_through_host`. `sizes` are the tokens of each part on each rank."""
-    return _Inputs(layers, norms, eps, sizes, buffers).go(kernel, scale, beside)
+    return _Inputs(layers, norms, eps, sizes, buffers).go(kernel, scale, None)
 
 
 class _Inputs(Way):
@@ -42,7 +41,9 @@ class _Inputs(Way):
         self, layers: Projections, norms: list[Tensor], eps: float, sizes: Sequence[Sequence[int]], buffers: HostBuffers
     ):
         super().__init__(buffers, layers.like, layers.head_dim, INPUTS)
-        self._layers, self._eps, self._sizes = layers, eps, sizes
+        degree, heads = len(buffers.lengths), layers.heads // len(buffers.lengths)
+        self._own_heads = layers.of_heads([self._rank], degree, 0, heads)
+        self._eps, self._sizes = eps, sizes
         *self._weights, cos, sin = norms
         # Of all tokens of a rank, or of those of a part: (tensor, part). Those of more bytes first, so that all begin
         # where their type can.
@@ -57,8 +58,9 @@ class _Inputs(Way):
             source: [cos.new_empty(self._size(source, piece), dtype=torch.uint8) for piece in range(self._count)]
             for source in self._exchange.others
         }
-        self._made: dict[int, list[Sequence[Tensor]]] = {source: [] for source in range(len(buffers.lengths))}
-        self._made[self._rank].append(self._heads([tensor for tensor, _ in self._given]))
+        shape = layers.like.shape[0], sum(buffers.lengths), heads, layers.head_dim
+        self._whole = [layers.like.new_empty(shape) for _ in range(3)]  # queries, keys and values of all tokens
+        self._make(self._rank, 0, [tensor for tensor, _ in self._given])
 
     def _pieces_of(self, buffers: HostBuffers) -> int:
         """How many: no more than are worth a message, no fewer than its room asks for. The same on all ranks."""
@@ -94,17 +96,17 @@ class _Inputs(Way):
             for part, (tensor, begin, end) in parts
         ]
 
-    def _heads(self, given: Sequence[Tensor]) -> Sequence[Tensor]:
-        """This rank's heads of some tokens: queries, keys and values (batch, tokens, heads / ranks, head dim)."""
+    def _make(self, source: int, start: int, given: Sequence[Tensor]) -> None:
+        """This rank's heads of some tokens of a rank's, from one on."""
         cos, sin, *others = given
-        inputs = [others[self._order.index(index)] for index in range(len(others))]
-        degree, heads = len(self._lengths), self._layers.heads
-        parts: Parts = self._layers.of_heads([self._rank], degree, 0, heads // degree, inputs)
-        some = [index for index, part in enumerate(parts[0]) if part.shape[1]]
-        queries, keys, values = ([kind[index] for index in some] for kind in parts)
-        weights = [self._weights[half * len(parts[0]) + index] for half in range(2) for index in some]
-        value = values[0] if len(values) == 1 else torch.cat(values, 1)
-        return *apply_norms(queries, keys, [*weights, cos, sin], self._eps), value
+        queries, keys, values = self._own_heads([others[self._order.index(index)] for index in range(len(others))])
+        some = [index for index, part in enumerate(queries) if part.shape[1]]
+        weights = [self._weights[half * len(queries) + index] for half in range(2) for index in some]
+        queries, keys = ([kind[index] for index in some] for kind in (queries, keys))
+        query, key = apply_norms(queries, keys, [*weights, cos, sin], self._eps)
+        first = sum(self._lengths[:source]) + start
+        for whole, parts in zip(self._whole, ([query], [key], values), strict=True):
+            torch.cat(parts, 1, out=whole[:, first : first + cos.shape[-2]])
 
     def _coming(self, message: int) -> Mapping[int, Tensor]:
         return {source: boxes[message] for source, boxes in self._boxes.items()}
@@ -113,12 +115,10 @@ class _Inputs(Way):
         self._exchange.take(message)
         for source in self._boxes:
             if self._boxes[source][message].numel():
-                self._made[source].append(self._heads(self._unpacked(source, message)))
+                self._make(source, self._lengths[source] * message // self._count, self._unpacked(source, message))
         if message == self._count - 1:
-            in_order = [made for source in sorted(self._made) for made in self._made[source]]
-            query, key, value = (torch.cat(parts, 1) for parts in zip(*in_order, strict=True))
             for chunk, (start, stop) in enumerate(self._cuts):
-                self._attend(chunk, *(each[:, :, start:stop] for each in (query, key, value)))
+                self._attend(chunk, *(each[:, :, start:stop] for each in self._whole))
 
 
 def _row(tensor: Tensor) -> int:

@@ -17,6 +17,7 @@ from ..exchange.host_exchange import HostBuffers, project_through_host
 from ..exchange.host_gather import gather_through_host
 from ..exchange.layer_beside import LayerBeside
 from ..exchange.peer_exchange import attend_over_peers
+from ..planning.host_route import inputs_are_sooner
 from ..switches import is_on
 from .attention_operator import Parts, the_kernel, through_operator
 from .shares import join_both
@@ -107,15 +108,17 @@ class BlockAttention:
             return None
         assert streams is not None
         could = tokens.degree == 2 and not beside and layers.lengths == list(streams.own)
+        x, inner = layers.inputs[0], layers.heads * layers.head_dim
+        sizes = inner, x.shape[-1], x.itemsize, x.shape[0], buffers.lengths
+        could = could and inputs_are_sooner(tokens.machine, *sizes)
         self.calls += 1
         tokens.noted.append(layers.kind if could else "")
-        layer = LayerBeside(beside) if beside else None
-        how: Any = {"kernel": self._kernel.attend, "buffers": buffers, "scale": scale, "beside": layer}
+        how: Any = {"kernel": self._kernel.attend, "buffers": buffers, "scale": scale}
         if could and tokens.gathers:
-            attended = gather_through_host(layers, norms, eps, streams.sizes, **how)
-        else:
-            attended = project_through_host(layers, norms, eps, **how)
-        return attended.flatten(2) if layer is None else layer.end(attended.flatten(2))
+            return gather_through_host(layers, norms, eps, streams.sizes, **how).flatten(2)
+        layer = LayerBeside(beside) if beside else None
+        attended = project_through_host(layers, norms, eps, **how, beside=layer).flatten(2)
+        return attended if layer is None else layer.end(attended)
 
     def _shared(self, dtype: torch.dtype, heads: int, head_dim: int) -> PeerBuffers | HostBuffers | None:
         """The memory that ranks share for attention of a whole block; None where there is none, or for other heads."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..attention import operators
+from ..attention.projections import Rows
 from .quantised_layers import KINDS, whole_products
 
 
@@ -30,8 +31,8 @@ def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str, dtype: torch.dtype
 def float8_rows(
     x: torch.Tensor, inside: list[torch.Tensor], kind: str, dtype: torch.dtype, first: int, size: int
 ) -> torch.Tensor:
-    """The same with so many rows of the weight, from one on: a part of the output (projection_pass.py)."""
-    return Float8Layer(inside, kind, dtype).products(x, [first], size)[0]
+    """The same with so many rows of the weight, from one on: a part of the output (acceleration/passes.py)."""
+    return Float8Layer(inside, kind, dtype).rows([first], size)(x)[0]
 
 
 @operators.shapes_of(float8_rows)
@@ -47,15 +48,14 @@ class Float8Layer:
     kind: str
     dtype: torch.dtype
 
-    def products(self, x: torch.Tensor, firsts: Sequence[int], size: int) -> torch.Tensor:
-        """As one product of rows side by side."""
+    def rows(self, firsts: Sequence[int], size: int) -> Rows:
+        """As one product of rows that are copied side by side."""
         layer = KINDS[self.kind].filled(self.inside)
         weight, bias = layer.weight, layer.bias
         rows = _rows(weight._qdata.view(torch.uint8), firsts, size).view(weight._qdata.dtype)
         layer._parameters["weight"] = _like(weight, rows, weight._params.scale, weight._params.orig_dtype)
         layer._parameters["bias"] = None if bias is None else _rows(bias, firsts, size)
-        made = _of_float8(x, layer, self.dtype)
-        return made.unflatten(2, (len(firsts), size)).permute(2, 0, 1, 3)
+        return lambda x: _of_float8(x, layer, self.dtype).unflatten(2, (len(firsts), size)).permute(2, 0, 1, 3)
 
 
 def _rows(whole: torch.Tensor, firsts: Sequence[int], size: int) -> torch.Tensor:

@@ -14,10 +14,12 @@ from ..attention.kernels import KERNELS
 from ..exchange.head_routes import HeadSharing
 from ..mesh.agreement import NONE, agreed_history, offer_history
 from ..mesh.mesh import Layout, Mesh
+from ..requests.facts import MachineFacts
 from ..streaming.block_stream import BlockStream
 from ..switches import is_on
 from .attention_operator import attending
 from .block_attention import BlockAttention, Suited
+from .gathered_inputs import GatheredInputs
 from .stages import Stages
 from .tables.blocks import Blocks
 
@@ -60,7 +62,8 @@ class Network:
     def _record(self, probe: Any = None) -> None:
         """Have forwards that repeat become CUDA graphs, on a GPU; see `RecordedForward`."""
         if self._heads.device.type == "cuda" and is_on("recordings"):
-            other_way = self._split.tokens if is_on("gather") else None
+            refused = (lambda: map(repr, self._compiled.methods.refused)) if self._compiled is not None else tuple
+            other_way = GatheredInputs(self._split.tokens, refused) if is_on("gather") else None
             self._recorded = RecordedForward(self.call_at_once, self._split.read, probe, other_way)
 
     def predict(self, x: Tensor, timestep: Tensor, conditioning: Mapping[str, Any]) -> Tensor:
@@ -132,9 +135,11 @@ class Network:
         graphs = self._compiled.offers() if self._compiled is not None else {}
         return offer_history(ranks, recorded) | graphs
 
-    def go_on(self, agreed: Mapping[str, int], before_compiling: Callable[[], None]) -> None:
+    def go_on(self, agreed: Mapping[str, int], before_compiling: Callable[[], None], machine: MachineFacts) -> None:
         """Use recordings over the mesh at hand, and graphs, as all ranks can by what all of them `offer`; before a
-        request's first forward. `before_compiling` is called once, before the first that may compile."""
+        request's first forward. `before_compiling` is called once, before the first that may compile; `machine`, alike
+        on all ranks, tells what is sooner."""
+        self._split.tokens.machine = machine
         history = agreed_history(self.mesh.sequence_ranks, agreed)
         if self._recorded is not None and history is not None:
             self._recorded.go_on(self.mesh.sequence_ranks, history)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
-from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 
 import torch
@@ -16,9 +14,8 @@ from ..exchange.grown_memory import PeerBuffers
 from ..exchange.head_routes import HeadSharing
 from ..exchange.host_exchange import HostBuffers, attend_through_host
 from ..exchange.peer_exchange import peer_attention
-from ..mesh.agreement import NONE
 from ..mesh.mesh import Mesh
-from ..replaced import replaced
+from ..requests.facts import CPU, MachineFacts
 
 _KEPT = 32  # layouts on the device
 _FIX = "Set ulysses and ring to 1; the batch can still be split."
@@ -29,6 +26,7 @@ class AttendedTokens:
 
     def __init__(self, mesh: Mesh):
         self.peers: HeadSharing | None = None  # None keeps the exchange on collectives
+        self.machine: MachineFacts = CPU  # that the ranks are, alike on all
         self.gathers = False  # inputs go through the host's memory where they can, as all ranks do in this kind of call
         self.noted: list[str] = []  # of this forward's attentions through that memory, what inputs could; "" of none
         # Kept, as a CUDA graph cannot be recorded while one comes from the CPU.
@@ -57,14 +55,6 @@ class AttendedTokens:
         if len(set(own)) > 1:
             self.wire = self._wire_layout(own, place["ulysses"], device)
         self.chunks = tuple(map(sum, groups))
-
-    def seen(self) -> int:
-        """See `OtherWay`, which this is: inputs go instead of heads."""
-        return zlib.crc32(repr(self.noted).encode()) if any(self.noted) else NONE
-
-    def taken(self) -> AbstractContextManager[None]:
-        """Likewise."""
-        return replaced(self, "gathers", True)
 
     def forget(self) -> None:
         """Let go of what is on the device."""

@@ -12,7 +12,7 @@ from ..requests.facts import NVLINK, MachineFacts, ModelFacts, RequestFacts
 from . import cost_constants as fitted
 from .coming_blocks import Coming
 from .cut import Assignment, assign_blocks, most_parameters
-from .host_route import OnRoute
+from .host_route import OnRoute, of_compiled
 
 
 @dataclass(frozen=True)
@@ -162,13 +162,11 @@ class PlannedStep:
 
     def _on_route(self, tokens: float, keys: float, moved: float) -> float:
         """Seconds that all blocks' exchanges through the host's memory show, each of which moves data for so long."""
-        model, even = self.model, self.model.heads % self.plan.ulysses == 0
-        parallel, projecting = (model.parallel_blocks, model.projecting_blocks * even) if self.compiled else (0, 0)
-        made = 2 * self.batch * tokens * 3 * model.width**2 / self.matmul if projecting else 0.0
+        made = 2 * self.batch * tokens * 3 * self.model.width**2 / self.matmul
         block = OnRoute(moved, self.attention_seconds(tokens, keys), made, self._beside_seconds(tokens))
-        projected = block.of_inputs(model.input_width) if self.plan.ulysses == 2 else block.projected
-        others = max(0, projecting - parallel)
-        return (model.blocks - parallel - others) * block.shown + parallel * block.parallel + others * projected
+        if not self.compiled:
+            return self.model.blocks * block.shown
+        return of_compiled(self.model, block, self.plan.ulysses, self.machine.float8)
 
     def _beside_seconds(self, tokens: float) -> float:
         """Of the feed-forward layer of a parallel block, for so many tokens of this rank."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from ..requests.facts import MachineFacts, ModelFacts
 from . import cost_constants as fitted
+
+_BYTES = 2  # of a number
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,37 @@ class OnRoute:
         return self._behind(self.attention + self.made * fitted.MADE_MEANWHILE + self.beside)
 
     def of_inputs(self, width: float) -> float:
-        """Of two ranks that send inputs instead, of numbers so wide against those that are computed."""
+        """Of two ranks that send inputs instead, of numbers so wide against those that are computed: attention, which
+        needs all of them, hides but the way back."""
         comes, leaves = self.moved / 2 * width, self.moved / 4
         behind = max(0.0, comes - self.made * (1 - fitted.LAST_OF_INPUT))
         return behind + leaves - min(leaves, self.attention) * (1 - fitted.SEEN_OF_EXCHANGE)
 
     def _behind(self, computed: float) -> float:
         return min(self.shown, max(fitted.SEEN_BESIDE * self.moved, self.moved - computed))
+
+
+def of_compiled(model: ModelFacts, block: OnRoute, ranks: int, float8: bool) -> float:
+    """Seconds that are seen of all blocks' exchanges, between GPUs that multiply `float8` or do not."""
+    known = model.heads % ranks == 0 and (float8 or not model.float8_inputs)
+    parallel, projecting = model.parallel_blocks, model.projecting_blocks if known else 0
+    others = max(0, projecting - parallel)
+    sooner = min(block.projected, block.of_inputs(model.input_width)) if ranks == 2 else block.projected
+    if not projecting:
+        block = replace(block, made=0.0)
+    return (model.blocks - parallel - others) * block.shown + parallel * block.parallel + others * sooner
+
+
+def inputs_are_sooner(
+    machine: MachineFacts, inner: int, width: int, number: int, batch: int, lengths: Sequence[int]
+) -> bool:
+    """Whether two ranks with so many tokens had better send a block's inputs, `width` numbers of so many bytes, than
+    heads, `inner` numbers of all together in 16 bit. The same on both."""
+    rows, route = batch * max(lengths), machine.link.route * 1e9
+    if not route:
+        return False
+    moved = 4 * rows * inner * _BYTES / 2 / route
+    attention = 4 * rows * sum(lengths) * inner / (machine.attention * 1e12)
+    made = 2 * rows * 3 * width * inner / (machine.matmul * 1e12)
+    block = OnRoute(moved, attention, made)
+    return block.of_inputs(number * width / (_BYTES * inner)) < block.projected

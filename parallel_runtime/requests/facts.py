@@ -132,6 +132,7 @@ class MachineFacts:
     # Of every rank beside the fastest (mesh/speeds.py), () where they are alike. Ranks measure them when they start, so
     # they are never kept.
     speeds: tuple[float, ...] = ()
+    float8: bool = False  # every GPU multiplies in float8
     host_bytes: int = 0  # of the host's memory that weights may take; 0: not known
     host_rate: float = 0.0  # 10^9 bytes per second that each GPU copies from there while all do; 0: not measured
     # Bytes that a model to be loaded can have of each rank's device when all others have left; () where that is not

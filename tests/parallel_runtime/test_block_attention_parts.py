@@ -24,6 +24,7 @@ from parallel_runtime.networks.attention_operator import (
     block_attention_of_parts,
 )
 from parallel_runtime.networks.block_attention import BlockAttention
+from parallel_runtime.networks.gathered_inputs import GatheredInputs
 from parallel_runtime.networks.token_split import Streams, TokenSplit
 
 HEADS, HEAD_DIM, PARTS, WIDTH = 4, 8, (3, 5), 24
@@ -156,6 +157,7 @@ def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_bef
 
     monkeypatch.setattr(block_attention, "project_through_host", through_host)
     monkeypatch.setattr(block_attention, "gather_through_host", gather)
+    monkeypatch.setattr(block_attention, "inputs_are_sooner", lambda *asked: True)
     split = TokenSplit(single_rank_mesh())
     attention = BlockAttention(KERNELS["sdpa"], split)
     tokens: Any = split.tokens
@@ -172,7 +174,8 @@ def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_bef
     tokens.buffers = HostBuffers(None, 0, (), (1, 1))  # type: ignore[arg-type]
     assert (found().flatten(2) - expected.flatten(2)).abs().max() < 1e-4
     assert [each is not None for each in through] == [bool(beside)]
-    assert (tokens.seen() != NONE) == (not beside)  # a layer beside attention hides heads
-    with tokens.taken():
+    way = GatheredInputs(tokens, tuple)
+    assert (way.seen() != NONE) == (not beside)  # a layer beside attention hides heads
+    with way.taken():
         assert (found().flatten(2) - expected.flatten(2)).abs().max() < 1e-4
     assert (through[1] == split.streams.sizes) == (not beside)

@@ -20,6 +20,7 @@ from parallel_runtime.networks.facts import describe
 from parallel_runtime.networks.stages import all_blocks, let_go
 from parallel_runtime.planning.cost import PlannedStep
 from parallel_runtime.planning.cut import assign_blocks, most_parameters
+from parallel_runtime.planning.host_route import inputs_are_sooner
 from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, ModelFacts, Seen, known_gpu
 from tests.parallel_runtime.host_route_run import PolledMemory
 from tests.ranks import run_ranks
@@ -173,7 +174,7 @@ SERIAL = replace(WITHOUT_LAYERS, parallel_blocks=0)
 
 def exchanged(rate: float, route: float, model: ModelFacts = SERIAL, compiled: bool = True, **plan) -> float:
     """Seconds of a step's exchange; rates of NCCL and of our way through the host's memory."""
-    machine = replace(H200, link=replace(HOST_MEMORY, all_to_all=rate, latency=0.0, route=route))
+    machine = replace(H200, link=replace(HOST_MEMORY, all_to_all=rate, latency=0.0, route=route), float8=True)
     return PlannedStep(ParallelPlan(**plan), model, flux_request(1024), machine, compiled).cost().exchange_seconds
 
 
@@ -209,8 +210,22 @@ def test_what_makes_heads_hides_most_of_their_way_and_of_two_ranks_inputs_come_i
     for model, part in ((projecting, 3 / 4), (replace(projecting, float8_inputs=True), 1 / 2)):
         hidden = (0.69 * attention + 7 / 8 * products) / 2
         assert exchanged(300.0, 1.0, model, ulysses=2) == pytest.approx(part * sent / 1e9 - hidden)
+    float8 = replace(projecting, float8_inputs=True)
+    old = replace(H200, link=replace(HOST_MEMORY, latency=0.0, route=1.0))  # GPUs that do not multiply it
+    cost = PlannedStep(ParallelPlan(ulysses=2), float8, flux_request(1024), old, True).cost()
+    assert cost.exchange_seconds == pytest.approx(exchanged(300.0, 1.0, ulysses=2))
     uneven = replace(projecting, heads=23)  # nor can ranks have as many heads each
     assert exchanged(300.0, 1.0, uneven, ulysses=2) > exchanged(300.0, 1.0, ulysses=2)
+
+
+@pytest.mark.parametrize(("card", "rate", "tokens", "number", "sooner"), [
+    ("4090", 8.0, 4608, 2, True), ("4090", 8.0, 4 * 4608, 2, False), ("4090", 8.0, 4 * 4608, 1, False),
+    ("3090", 13.0, 4608, 2, False), ("4090", 0.0, 4608, 2, False), ("4090", 4.0, 2 * 4608, 1, True),
+])  # fmt: skip
+def test_inputs_go_where_attention_hides_less_than_they_spare(card, rate, tokens, number, sooner):
+    machine = known_gpu(card, 0, replace(HOST_MEMORY, route=rate))
+    halves = tokens // 2, tokens - tokens // 2
+    assert inputs_are_sooner(machine, 3072, 3072, number, 1, halves) == sooner
 
 
 def test_groups_that_span_hosts_are_as_fast_as_the_network():

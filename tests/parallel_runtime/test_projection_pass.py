@@ -76,6 +76,18 @@ def written_behind(x: torch.Tensor) -> Parts:
     return made
 
 
+def silu_behind(x: torch.Tensor) -> Parts:
+    y = x + 1
+    query, key, value = of_three(y)
+    F.silu(y, True)
+    return query, key, value
+
+
+def of_some_tokens(x: torch.Tensor) -> Parts:
+    query, key, value = of_three(torch.cat([x, x], 1))
+    return query[:, :TOKENS], key[:, :TOKENS], value[:, TOKENS:]
+
+
 def block(x: torch.Tensor, make: Callable[[torch.Tensor], Parts], norm: torch.Tensor) -> torch.Tensor:
     query, key, value = make(x)
     query, key = (rotate(F.rms_norm(each, (HEAD_DIM,), norm, 1e-6), COS, SIN) for each in (query, key))
@@ -90,7 +102,7 @@ def attend(function: Any, where: str, q: torch.Tensor, k: torch.Tensor, v: torch
 @pytest.mark.parametrize(
     ("make", "layers"),
     [(of_one, 1), (of_a_split, 1), (of_three, 3)]
-    + [(each, 0) for each in (head_by_head, read_twice, with_a_lora, written_behind)],
+    + [(each, 0) for each in (head_by_head, read_twice, with_a_lora, written_behind, silu_behind, of_some_tokens)],
 )
 def test_layers_join_where_nothing_else_reads_or_changes_what_they_make(make, layers, monkeypatch):
     monkeypatch.setitem(sys.modules, FUNCTIONS, SimpleNamespace())  # type: ignore[arg-type]
@@ -124,7 +136,8 @@ def test_some_heads_of_each_rank_are_those_of_all(ranks, batch):
     whole, each = layers.whole(), HEADS // ranks
     for start in range(each):
         for stop in range(start + 1, each + 1):
-            for all_heads, some in zip(whole, layers.of_heads(range(ranks), ranks, start, stop), strict=True):
+            found = layers.of_heads(range(ranks), ranks, start, stop)(layers.inputs)
+            for all_heads, some in zip(whole, found, strict=True):
                 for part, of_ranks in zip(all_heads, some, strict=True):
                     expected = (
                         part.unflatten(2, (ranks, each))[:, :, :, start:stop].permute(2, 0, 1, 3, 4).flatten(0, 1)
