@@ -12,7 +12,7 @@ from torch import fx
 from .graph_nodes import joined_parts, replace
 
 _ATTENTION = "parallel_dit.block_attention.default"
-_OF_PARTS = "parallel_dit.block_attention_of_parts.default"
+OF_PARTS = "parallel_dit.block_attention_of_parts.default"
 _SHAPES = ("unflatten", "flatten", "to", "contiguous")
 """Methods between attention and the layer after it that change no number and no order of tokens."""
 _BESIDE = 5
@@ -84,7 +84,7 @@ def _feed_forward_beside(graph: fx.Graph, linear: Any) -> None:
     if len(parts) != 2 or any(len(part.users) != 1 for part in parts):
         return
     attention, hidden = _origin(parts[0]), parts[1]
-    if str(attention.target) != _OF_PARTS or attention.args[_BESIDE]:
+    if str(attention.target) != OF_PARTS or attention.args[_BESIDE]:
         return
     ours = torch.ops.parallel_dit
     if hidden.target is not (ours.linear_silu_gate if bias is None else ours.linear_gelu).default:

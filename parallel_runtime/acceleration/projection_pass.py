@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from .attention_pass import OF_PARTS
 from .graph_nodes import replace, value_of, writes
 
-_OF_PARTS = "parallel_dit.block_attention_of_parts.default"
 _VIEWS = {"chunk", "flatten", "getitem", "movedim", "permute", "reshape", "split", "squeeze", "transpose", "unbind"}
 _VIEWS |= {"unflatten", "unsqueeze", "view"}
 """What gives a tensor over the numbers of its first argument, where nothing is copied."""
@@ -20,7 +20,7 @@ _VIEWS |= {"unflatten", "unsqueeze", "view"}
 
 def rewrite_projections(graph: fx.Graph) -> None:
     """Rewrite `graph` in place, after norms became a part of attention's operator."""
-    for node in [node for node in graph.nodes if str(node.target) == _OF_PARTS]:
+    for node in [node for node in graph.nodes if str(node.target) == OF_PARTS]:
         _take_layers(graph, node)
 
 

@@ -161,10 +161,14 @@ def block_attention_of_parts(
 
 @shapes_of(block_attention_of_parts)
 def _(queries, keys, values, norms, eps, beside, *more):
+    batch, _, heads, head_dim = queries[0].shape
+    return _made(queries[0], beside, batch, sum(part.shape[1] for part in queries), heads * head_dim)
+
+
+def _made(like, beside, *shape):
     if beside:
         return beside[0].new_empty((*beside[0].shape[:-1], LayerBeside(beside).weight.shape[0]))
-    batch, _, heads, head_dim = queries[0].shape
-    return queries[0].new_empty((batch, sum(part.shape[1] for part in queries), heads * head_dim))
+    return like.new_empty(shape)
 
 
 @operator(
@@ -195,8 +199,6 @@ def block_attention_of_layers(
 
 @shapes_of(block_attention_of_layers)
 def _(inputs, fed, tensors, counts, kinds, places, heads, head_dim, dtype, norms, eps, beside, *more):
-    if beside:
-        return beside[0].new_empty((*beside[0].shape[:-1], LayerBeside(beside).weight.shape[0]))
     layers = places[: len(places) // 3 : 2]  # of the queries of each part
-    tokens = sum(inputs[fed[layer]].shape[1] for layer in layers)
-    return inputs[0].new_empty((inputs[0].shape[0], tokens, heads * head_dim), dtype=dtype)
+    tokens, like = sum(inputs[fed[layer]].shape[1] for layer in layers), inputs[0].new_empty(0, dtype=dtype)
+    return _made(like, beside, inputs[0].shape[0], tokens, heads * head_dim)

@@ -116,7 +116,7 @@ def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> 
     found: dict[str, Any] = {"differences": {}, "gathered": {}, "noted": {}}
     for name in names:
         torch._dynamo.reset()
-        made = TINY[name.partition(",")[0]]()
+        made = TINY[name.partition(",")[0]](**({"heads": 4} if "z-image" in name else {}))  # as many on each rank
         if "float8" in name:
             torch.manual_seed(0)
             in_float8(made.network)

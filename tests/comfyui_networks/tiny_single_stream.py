@@ -12,13 +12,14 @@ from tests.comfyui_networks.tiny import Tiny, build, noise, tiny
 
 
 @tiny("z-image")
-def z_image() -> Tiny:
+def z_image(heads: int = 9) -> Tiny:
     from comfy.ldm.lumina.model import NextDiT
 
     network = build(
-        NextDiT, patch_size=2, in_channels=16, dim=1152, n_layers=2, n_refiner_layers=2, n_heads=9, n_kv_heads=9,
-        ffn_dim_multiplier=8 / 3, qk_norm=True, cap_feat_dim=48, axes_dims=[32, 48, 48], axes_lens=[1536, 512, 512],
-        rope_theta=256.0, z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=32,
+        NextDiT, patch_size=2, in_channels=16, dim=128 * heads, n_layers=2, n_refiner_layers=2, n_heads=heads,
+        n_kv_heads=heads, ffn_dim_multiplier=8 / 3, qk_norm=True, cap_feat_dim=48, axes_dims=[32, 48, 48],
+        axes_lens=[1536, 512, 512], rope_theta=256.0, z_image_modulation=True, time_scale=1000.0,
+        pad_tokens_multiple=32,
     )  # fmt: skip
     plain = {
         "x": noise(1, 16, 16, 20), "timestep": torch.tensor([0.7]), "context": noise(1, 40, 48), "num_tokens": 40,

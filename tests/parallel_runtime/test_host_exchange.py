@@ -26,6 +26,7 @@ def test_the_bits_are_those_of_ulysses_for_any_lengths_heads_batches_and_chunks(
         cases.append([2, heads, uneven, 3, 2, 0.2])
         cases.append([2, heads, [1, *uneven[1:]], 1, 4, None])  # pieces without a token
     cases.append([1, 9 * world_size, uneven, 9, 1, None])  # more messages than slots
+    cases.append([1, 9 * world_size, [30] * world_size, 9, 30, None])  # inputs in more pieces than slots
     for found in run_ranks(world_size, f"{RUN}:compare", {"cases": cases}):
         assert found["alike"] == [True] * 2 * len(cases)
         assert found["words"] == [0]  # as a recording finds them
