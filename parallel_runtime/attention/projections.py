@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,9 @@ Rows = Callable[[Tensor], Tensor]
 class Layer(Protocol):
     """A linear layer, of which some rows can be computed."""
 
+    copies: ClassVar[bool]
+    """These rows are copied for it."""
+
     def rows(self, firsts: Sequence[int], size: int) -> Rows:
         """The product with so many rows of the weight from each place on, which are as far from one another."""
 
@@ -29,6 +32,7 @@ class LinearLayer:
 
     weight: Tensor
     bias: Tensor | None = None
+    copies: ClassVar[bool] = False
 
     def rows(self, firsts: Sequence[int], size: int) -> Rows:
         """As one product of a batch: each by itself would be too narrow for a GPU."""
@@ -87,6 +91,11 @@ class Projections:
     def like(self) -> Tensor:
         """A tensor of no number with batch, dtype and device of what the layers make."""
         return self.inputs[0].new_empty((self.inputs[0].shape[0], 0), dtype=self.dtype)
+
+    @property
+    def copies(self) -> bool:
+        """Whether making some heads by themselves costs a copy of what makes them."""
+        return any(layer.copies for layer in self.layers)
 
     @property
     def kind(self) -> str:

@@ -100,8 +100,9 @@ class BlockAttention:
     def over_host(
         self, layers: Projections, norms: Parts, eps: float, beside: Parts, scale: float | None
     ) -> Tensor | None:
-        """The same of what queries, keys and values are made of, where heads go through the host's memory in chunks, or
-        inputs do. Of more ranks inputs have more bytes than heads, and a layer beside attention hides these better."""
+        """The same of what queries, keys and values are made of, where heads go through the host's memory as they are
+        made, or inputs do. Of more ranks inputs have more bytes than heads, and a layer beside attention hides these
+        better."""
         tokens, streams = self.split.tokens, self.split.streams
         buffers = self._shared(layers.like.dtype, layers.heads, layers.head_dim)
         if not isinstance(buffers, HostBuffers):
@@ -111,11 +112,14 @@ class BlockAttention:
         x, inner = layers.inputs[0], layers.heads * layers.head_dim
         sizes = inner, x.shape[-1], x.itemsize, x.shape[0], buffers.lengths
         could = could and inputs_are_sooner(tokens.machine, *sizes)
-        self.calls += 1
         tokens.noted.append(layers.kind if could else "")
         how: Any = {"kernel": self._kernel.attend, "buffers": buffers, "scale": scale}
         if could and tokens.gathers:
+            self.calls += 1
             return gather_through_host(layers, norms, eps, streams.sizes, **how).flatten(2)
+        if layers.copies:  # for each chunk, which takes as long as it hides
+            return None
+        self.calls += 1
         layer = LayerBeside(beside) if beside else None
         attended = project_through_host(layers, norms, eps, **how, beside=layer).flatten(2)
         return attended if layer is None else layer.end(attended)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -47,6 +47,7 @@ class Float8Layer:
     inside: list[torch.Tensor]
     kind: str
     dtype: torch.dtype
+    copies: ClassVar[bool] = True
 
     def rows(self, firsts: Sequence[int], size: int) -> Rows:
         """As one product of rows that are copied side by side."""

@@ -36,6 +36,10 @@ class OnRoute:
         """With the layer beside attention, too."""
         return self._behind(self.attention + self.made * fitted.MADE_MEANWHILE + self.beside)
 
+    def of_heads(self, float8: bool) -> float:
+        """Where heads are made on the way; of float8 layers they are made before."""
+        return self.shown if float8 else self.projected
+
     def of_inputs(self, width: float) -> float:
         """Of two ranks that send inputs instead, of numbers so wide against those that are computed: attention, which
         needs all of them, hides but the way back."""
@@ -52,7 +56,8 @@ def of_compiled(model: ModelFacts, block: OnRoute, ranks: int, float8: bool) -> 
     known = model.heads % ranks == 0 and (float8 or not model.float8_inputs)
     parallel, projecting = model.parallel_blocks, model.projecting_blocks if known else 0
     others = max(0, projecting - parallel)
-    sooner = min(block.projected, block.of_inputs(model.input_width)) if ranks == 2 else block.projected
+    heads = block.of_heads(model.float8_inputs)
+    sooner = min(heads, block.of_inputs(model.input_width)) if ranks == 2 else heads
     if not projecting:
         block = replace(block, made=0.0)
     return (model.blocks - parallel - others) * block.shown + parallel * block.parallel + others * sooner
@@ -70,4 +75,4 @@ def inputs_are_sooner(
     attention = 4 * rows * sum(lengths) * inner / (machine.attention * 1e12)
     made = 2 * rows * 3 * width * inner / (machine.matmul * 1e12)
     block = OnRoute(moved, attention, made)
-    return block.of_inputs(number * width / (_BYTES * inner)) < block.projected
+    return block.of_inputs(number * width / (_BYTES * inner)) < block.of_heads(float8=number == 1)

@@ -219,7 +219,7 @@ def test_what_makes_heads_hides_most_of_their_way_and_of_two_ranks_inputs_come_i
 
 
 @pytest.mark.parametrize(("card", "rate", "tokens", "number", "sooner"), [
-    ("4090", 8.0, 4608, 2, True), ("4090", 8.0, 4 * 4608, 2, False), ("4090", 8.0, 4 * 4608, 1, False),
+    ("4090", 8.0, 4608, 2, True), ("4090", 8.0, 4 * 4608, 2, False), ("4090", 8.0, 4 * 4608, 1, True),
     ("3090", 13.0, 4608, 2, False), ("4090", 0.0, 4608, 2, False), ("4090", 4.0, 2 * 4608, 1, True),
 ])  # fmt: skip
 def test_inputs_go_where_attention_hides_less_than_they_spare(card, rate, tokens, number, sooner):
