@@ -44,11 +44,9 @@ def writes(node: fx.Node) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.is_mutable
     if node.op == "call_method":
-        return str(target).endswith("_") and not str(target).endswith("__")
+        return str(target).endswith("_")
     told = "out" in node.kwargs or bool(node.kwargs.get("inplace"))
-    in_place = getattr(target, "__module__", "") == "torch.nn.functional" and True in node.args[1:]
-    return node.op == "call_function" and (target in _WRITING or told or in_place or _name(target).endswith("_"))
-
-
-def _name(target: Any) -> str:
-    return str(getattr(target, "__name__", ""))
+    functional = getattr(target, "__module__", "") == "torch.nn.functional"  # whose `inplace` may be given by its place
+    in_place = functional and any(each is True for each in node.args[1:])
+    named = str(getattr(target, "__name__", "")).endswith("_")
+    return node.op == "call_function" and (target in _WRITING or told or in_place or named)

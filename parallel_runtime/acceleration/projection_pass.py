@@ -39,7 +39,8 @@ def _take_layers(graph: fx.Graph, attention: Any) -> None:
     inputs, tensors, types = zip(*map(_layer, layers), strict=True)
     given = [_first_alike(inputs, x) for x in inputs]
     dtypes = {value_of(each).dtype for each in layers}
-    if len(dtypes) > 1 or _written_between(graph, [*layers, *inputs], attention):
+    rounded = [x for x in inputs if _rounded(x)[0] is not x]
+    if len(dtypes) > 1 or _written_between(graph, [*layers, *rounded], attention):
         return
     different = list(dict.fromkeys(given))
     fed, counts = [different.index(x) for x in given], [len(own) for own in tensors]

@@ -12,8 +12,8 @@ from .sequence_attention import AttendedTokens
 
 
 class GatheredInputs:
-    """See `OtherWay`. `refused` tells which blocks run as they are on this rank, as they could not be compiled: these
-    have no such layers, and send heads."""
+    """See `OtherWay`. `refused` names blocks that run as they are on this rank: these have no such layers, and send
+    heads."""
 
     def __init__(self, tokens: AttendedTokens, refused: Callable[[], Iterable[str]]):
         self._tokens, self._refused = tokens, refused

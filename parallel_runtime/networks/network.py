@@ -62,9 +62,12 @@ class Network:
     def _record(self, probe: Any = None) -> None:
         """Have forwards that repeat become CUDA graphs, on a GPU; see `RecordedForward`."""
         if self._heads.device.type == "cuda" and is_on("recordings"):
-            refused = (lambda: map(repr, self._compiled.methods.refused)) if self._compiled is not None else tuple
-            other_way = GatheredInputs(self._split.tokens, refused) if is_on("gather") else None
+            other_way = GatheredInputs(self._split.tokens, self._refused) if is_on("gather") else None
             self._recorded = RecordedForward(self.call_at_once, self._split.read, probe, other_way)
+
+    def _refused(self) -> list[str]:
+        """Blocks that run as they are on this rank, as they could not be compiled."""
+        return [] if self._compiled is None else [each.__qualname__ for each in self._compiled.methods.refused]
 
     def predict(self, x: Tensor, timestep: Tensor, conditioning: Mapping[str, Any]) -> Tensor:
         """The prediction of one call in ComfyUI's convention, shaped as the latent part of x, in the model's dtype.

@@ -94,8 +94,8 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
 def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[str, Any]:
     """{"differences": {network: largest over the scale from the blocks as they are, by NCCL's route, of blocks that run
     compiled, that do so on the first rank alone, and of inputs that are gathered}, "gathered": {network: types of
-    what came for each attention}, "noted": {network: whether ranks did alike, and whether they did not}}; all through
-    the host's memory, in chunks."""
+    what came for each attention}, "noted": {network: whether ranks did alike, whether they did not, and whether
+    they tell alike of what both refuse}}; all through the host's memory, in chunks."""
     use_comfyui(comfyui, {"cpu": True})
     from tests.comfyui_networks.catalogue import TINY
 
@@ -131,14 +131,16 @@ def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> 
         arguments = next(iter(made.calls.values()))
         expected = run_call(plain, meshes[0], arguments)
         calls = [run_call(compiled, meshes[1], arguments)]
-        way = GatheredInputs(split.tokens, tuple)
+        way = GatheredInputs(split.tokens, compiled._refused)
         same = all_same(way.seen(), meshes[1].sequence, torch.device("cpu"))
         calls.append(run_call(plain if rank else compiled, meshes[1], arguments))
         unlike = not all_same(way.seen(), meshes[1].sequence, torch.device("cpu"))
         with way.taken():
             calls.append(run_call(compiled, meshes[1], arguments))
         found["differences"][name] = [float((call - expected).abs().max() / expected.abs().max()) for call in calls]
-        found["gathered"][name], found["noted"][name] = list(gathered), [same, unlike]
+        before, compiled._compiled.methods.refused[through_host] = way.state(), "told"  # type: ignore[union-attr]
+        alike = all_same(way.state(), meshes[1].sequence, torch.device("cpu")) and way.state() != before
+        found["gathered"][name], found["noted"][name] = list(gathered), [same, unlike, alike]
         gathered.clear()
         dist.barrier()
     return found
