@@ -5,8 +5,8 @@
 Rates are of bytes that each rank sends, all ranks at once, which as many bytes come against: a plain copy to and from
 pinned memory, the route with attention taken away, NCCL's all-to-all of the same bytes. Times are of one attention,
 the slowest rank's. "4 × 2": four chunks of heads, each in two pieces. Behind them the same with the layers that make
-queries, keys and values, at 4 × 4. Ranks may share one GPU, where gloo stands for
-NCCL: that shows bits, and no rate of a link.
+queries, keys and values, at 4 × 4. Ranks may share one GPU, where gloo stands for NCCL: that shows bits, and no rate
+of a link.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from .sequence_attention import AttendedTokens
 
 
 class GatheredInputs:
-    """See `OtherWay`. `refused` names blocks that run as they are on this rank: these have no such layers, and send
-    heads."""
+    """What recordings ask of a network (`OtherWay`). `refused` names blocks that run as they are on this rank: these
+    have no such layers, and send heads."""
 
     def __init__(self, tokens: AttendedTokens, refused: Callable[[], Iterable[str]]):
         self._tokens, self._refused = tokens, refused

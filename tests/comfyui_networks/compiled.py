@@ -32,7 +32,7 @@ from parallel_runtime.networks.token_split import TokenSplit
 from parallel_runtime.requests.patches import CARRIED, PATCHES, REPLACED, Patch
 from parallel_runtime.switches import VARIABLE
 from tests.comfyui_networks.quantised import in_float8
-from tests.parallel_runtime.host_route_run import PolledMemory
+from tests.parallel_runtime.polled_memory import PolledMemory
 from tests.recorders import recorded_by
 
 

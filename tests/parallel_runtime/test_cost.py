@@ -22,7 +22,7 @@ from parallel_runtime.planning.cost import PlannedStep
 from parallel_runtime.planning.cut import assign_blocks, most_parameters
 from parallel_runtime.planning.host_route import inputs_are_sooner
 from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, ModelFacts, Seen, known_gpu
-from tests.parallel_runtime.host_route_run import PolledMemory
+from tests.parallel_runtime.polled_memory import PolledMemory
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config
 

@@ -1,0 +1,39 @@
+"""ComfyUI's networks whose heads, or what these are made of, go through the host's memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ranks import run_ranks
+
+from .test_compiled_networks import COMFYUI, with_comfyui
+
+GATHERED = {"flux": 2, "flux2": 2, "chroma": 2, "qwen-image": 3, "z-image": 4}
+"""Blocks whose inputs travel: those of FLUX that have a feed-forward layer beside attention send heads."""
+GATHERED |= {"flux, float8": 4, "flux2, float8": 4, "qwen-image, float8": 3, "z-image, float8": 4}
+
+
+@with_comfyui
+def test_some_rows_of_a_float8_layer_are_those_of_all():
+    (found,) = run_ranks(1, "tests.comfyui_networks.quantised:compare_rows", {"comfyui": str(COMFYUI)})
+    assert all(found.values()), found
+
+
+@with_comfyui
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["flux", "flux, float8"],
+        pytest.param(["flux2", "chroma", "qwen-image", "z-image"], marks=pytest.mark.slow),
+        pytest.param(["flux2, float8", "qwen-image, float8", "z-image, float8"], marks=pytest.mark.slow),
+    ],
+)
+def test_through_the_hosts_memory_heads_are_made_on_the_way_or_inputs_are_gathered(names):
+    for found in run_ranks(
+        2, "tests.comfyui_networks.compiled:through_host", {"comfyui": str(COMFYUI), "names": names}
+    ):
+        for name in names:
+            assert max(found["differences"][name]) < (0.04 if "float8" in name else 1e-5), found  # last bits round
+            kind = "torch.float8_e4m3fn" if "float8" in name else "torch.float32"
+            assert found["gathered"][name] == [kind] * GATHERED[name]
+            assert found["noted"][name] == [True, True, True]
