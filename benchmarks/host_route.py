@@ -225,7 +225,7 @@ def measure(case: Case, nccl: bool, say: Callable[[str], None], trace: Path | No
             keep_trace(call, trace / f"{shape.heads}x{shape.tokens}-{way.replace(' × ', 'x')}-rank{case.rank}.json")
 
 
-def measure_layers(case: Case, say: Callable[[str], None]) -> None:
+def measure_layers(case: Case, say: Callable[[str], None], trace: Path | None) -> None:
     """What makes heads and the exchange together: one after the other, on the way, and by inputs."""
     (layers, norms), how = case.projected(), {"kernel": case.kernel, "buffers": case.buffers(4, 4)}
 
@@ -242,8 +242,11 @@ def measure_layers(case: Case, say: Callable[[str], None]) -> None:
     for name, call in ways.items():
         apart = slowest(float((call().float() - expected.float()).abs().max()))
         took = milliseconds(call)
-        graphed = milliseconds(recorded(call)[0])
+        replay, _output = recorded(call)
+        graphed = milliseconds(replay)
         say(f"  {name:40} {took:8.3f} ms  in a graph {graphed:8.3f} ms  apart by {apart:g}")
+        if trace is not None:
+            keep_trace(replay, trace / f"{name.replace(',', '').replace(' ', '-')}-rank{case.rank}.json")
 
 
 def keep_trace(call: Callable[[], Any], path: Path) -> None:
@@ -277,7 +280,7 @@ def main() -> None:
     for shape in SHAPES if given.shape is None else [SHAPES[given.shape]]:
         case = open_case(shape, rank, degree, device)
         measure(case, nccl, say, given.trace)
-        measure_layers(case, say)
+        measure_layers(case, say, given.trace)
         torch.cuda.empty_cache()
     dist.destroy_process_group()
 

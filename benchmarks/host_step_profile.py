@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime.config import ATTENTION_BACKENDS, ParallelPlan
+from parallel_runtime.engine.measure import measure_machine
 from parallel_runtime.exchange.head_routes import HeadRoutes
 from parallel_runtime.mesh.mesh import Groups, Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
@@ -37,8 +38,11 @@ from parallel_runtime.networks.facts import describe_network
 from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.networks.token_split import TokenSplit
+from parallel_runtime.requests.facts import CPU, MachineFacts, known_gpu
 from parallel_runtime.switches import SWITCHES, VARIABLE
+from workers.machine_facts import guess_link
 
+from . import alone
 from .in_comfyui.host_families import HOST_REAL, HostFamily, host_tiny, loaded_as_tensors
 from .kernel_times import kind_of, milliseconds, profile
 
@@ -136,13 +140,14 @@ def native(loaded: Loaded) -> Callable[[], torch.Tensor]:
 class Cut:
     """The network with its blocks cut, to be wrapped once for each variant."""
 
-    def __init__(self, loaded: Loaded, mesh: Mesh, device: torch.device, attention: str):
+    def __init__(self, loaded: Loaded, mesh: Mesh, device: torch.device, machine: MachineFacts, attention: str):
         self._loaded = loaded
         self._attention = attention
         self._mesh = mesh
         self._described = describe_network(loaded.network, loaded.size, loaded.latent.latent_dimensions)
         assert self._described.data is not None, self._described.facts.why_whole
         split = TokenSplit(single_rank_mesh())
+        split.tokens.machine = machine
         prepare_network(loaded.network, self._described.data, split)
         self._held: Any = SimpleNamespace(
             network=loaded.network,
@@ -172,7 +177,9 @@ def show(report: Mapping[str, Any], top: int) -> None:
             print(f"      {total:6.2f} ms = {count:5.1f} x {mean:7.1f} us  {name[:90]}")
 
 
-def measure(family: HostFamily, mesh: Mesh, device: torch.device, options: argparse.Namespace) -> None:
+def measure(
+    family: HostFamily, mesh: Mesh, device: torch.device, machine: MachineFacts, options: argparse.Namespace
+) -> None:
     """Print one line for each variant, with a profile under it."""
     lead = mesh.sequence_index == 0
     loaded = load(family, options.comfyui, device, options.batch)
@@ -187,7 +194,7 @@ def measure(family: HostFamily, mesh: Mesh, device: torch.device, options: argpa
             assert cut is None, "native comes first"
             call = native(loaded)
         else:
-            cut = cut or Cut(loaded, mesh, device, options.attention)
+            cut = cut or Cut(loaded, mesh, device, machine, options.attention)
             network, call = cut.wrap("uncompiled" not in variant)
         started = time.perf_counter()
         output = call().float()
@@ -226,6 +233,8 @@ def _refused(network: ComfyNetwork | None) -> str:
 def start(options: argparse.Namespace) -> tuple[torch.device, Mapping[str, Any], Mesh]:
     """This rank's device, the models by name, and the mesh of all ranks, by `comfyui` and `tiny` of the options."""
     options.comfyui = options.comfyui.expanduser()
+    if options.alone:
+        alone.begin(options.alone)
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -237,11 +246,23 @@ def start(options: argparse.Namespace) -> tuple[torch.device, Mapping[str, Any],
     if world_size > 1:
         on_gpu = device.type == "cuda"
         backend, own = ("cpu:gloo,cuda:nccl", device) if on_gpu else ("gloo", None)
-        dist.init_process_group(backend, device_id=own, timeout=timedelta(seconds=120))
+        if not options.alone:
+            dist.init_process_group(backend, device_id=own, timeout=timedelta(seconds=120))
         groups = Groups(rank, world_size, HeadRoutes)
         mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size, groups=groups)
     assert mesh is not None
     return device, families, mesh
+
+
+def measured(device: torch.device, world_size: int) -> MachineFacts:
+    """What the ranks run on, as a pool measures it when it loads its first model. Collective over all ranks."""
+    if device.type == "cpu":
+        return CPU
+    used = range(min(world_size, torch.cuda.device_count()))  # one is all that there is where it is alone
+    gpus = [torch.cuda.get_device_properties(index) for index in used]
+    reached = all(torch.cuda.can_device_access_peer(0, other) for other in used[1:])
+    assumed = known_gpu(gpus[0].name, gpus[0].total_memory, guess_link(gpus, reached))
+    return measure_machine(assumed, device, world_size)
 
 
 def finish() -> None:
@@ -265,9 +286,13 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--top", type=int, default=4)
     parser.add_argument("--attention", default="auto", choices=ATTENTION_BACKENDS)
+    parser.add_argument("--alone", type=int, default=0, help="one GPU as one of so many (benchmarks/alone.py)")
     parser.add_argument("--tiny", action="store_true", help="small networks, on CPUs where there are no GPUs")
     options = parser.parse_args()
     device, families, mesh = start(options)
+    machine = measured(device, mesh.plan.sequence)
+    if mesh.sequence_index == 0:
+        print(machine, flush=True)
     for name in options.models:
         family = families[name]
         assert isinstance(family, HostFamily)
@@ -275,7 +300,7 @@ def main() -> None:
             family = replace(family, format=options.format)
         if options.size:
             family = replace(family, size=(options.size, options.size))
-        measure(family, mesh, device, options)
+        measure(family, mesh, device, machine, options)
     finish()
 
 

@@ -73,19 +73,31 @@ class Projections:
 
     def whole(self) -> QueriesKeysValues:
         """With all heads, each layer one product."""
-        size, parts = self.heads * self.head_dim, self.parts
-        made = []
-        for index, (layer, fed) in enumerate(zip(self.layers, self.fed, strict=True)):
-            rows = [first for part in parts for used, first in part if used == index]
-            run = layer.rows([min(rows)], max(rows) + size - min(rows))
-            made.append((min(rows), run(self.inputs[fed])[0]))
-
-        def heads(layer: int, first: int) -> Tensor:
-            start, output = made[layer]
-            return output.narrow(2, first - start, size).unflatten(2, (self.heads, self.head_dim))
-
-        queries, keys, values = ([heads(*place) for place in kind] for kind in zip(*parts, strict=True))
+        queries, keys, values = self.of_all_heads((0, 1, 2))(self.inputs)
         return queries, keys, values
+
+    def of_all_heads(self, kinds: Sequence[int]) -> Callable[[Sequence[Tensor]], list[list[Tensor]]]:
+        """Of inputs such as these, queries (0), keys (1) or values (2) with all heads, each layer one product."""
+        size, parts = self.heads * self.head_dim, self.parts
+        runs: dict[int, tuple[int, int, Rows]] = {}  # of each layer: the first row, how many, and their product
+        for index, layer in enumerate(self.layers):
+            if rows := [part[kind][1] for part in parts for kind in kinds if part[kind][0] == index]:
+                used = max(rows) + size - min(rows)
+                runs[index] = min(rows), used, layer.rows([min(rows)], used)
+
+        def run(inputs: Sequence[Tensor]) -> list[list[Tensor]]:
+            made: dict[int, Tensor] = {}
+            for index, (_, used, rows) in runs.items():
+                x = inputs[self.fed[index]]  # without a token where another part has all
+                made[index] = rows(x)[0] if x.shape[1] else x.new_empty((x.shape[0], 0, used), dtype=self.dtype)
+
+            def heads(layer: int, first: int) -> Tensor:
+                output = made[layer].narrow(2, first - runs[layer][0], size)
+                return output.unflatten(2, (self.heads, self.head_dim))
+
+            return [[heads(*part[kind]) for part in parts] for kind in kinds]
+
+        return run
 
     @property
     def like(self) -> Tensor:

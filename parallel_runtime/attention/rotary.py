@@ -27,16 +27,23 @@ def norm_rotate(
     Queries and keys are (batch, tokens, heads, head dim), keys of maybe fewer heads; weights for each part (head dim,),
     or (heads x head dim,) of norms over all heads; cos and sin ([batch or 1,] tokens of all parts, head dim) float32,
     each value twice, or (..., head dim / 2), each once, of any strides."""
-    head_dim = queries[0].shape[-1]
-    if queries[0].device.type == "cuda" and head_dim & (head_dim - 1) == 0:
+    if _has_kernel(queries[0]):
         from .rotary_kernel import launch
 
         return launch(queries, keys, query_weights, key_weights, eps, cos, sin)
+    query = norm_rotate_one(queries, query_weights, eps, cos, sin)
+    return query, norm_rotate_one(keys, key_weights, eps, cos, sin)
+
+
+def norm_rotate_one(parts: Tensors, weights: Tensors, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    """`norm_rotate` of queries or keys alone."""
+    head_dim = parts[0].shape[-1]
+    if _has_kernel(parts[0]):
+        from .rotary_kernel import launch_one
+
+        return launch_one(parts, weights, eps, cos, sin)
     cos, sin = (each.repeat_interleave(head_dim // each.shape[-1], -1) for each in (cos, sin))
-    return tuple(
-        rotate(torch.cat([_norm(x, w, eps) for x, w in zip(parts, weights, strict=True)], 1), cos, sin)
-        for parts, weights in ((queries, query_weights), (keys, key_weights))
-    )
+    return rotate(torch.cat([_norm(x, w, eps) for x, w in zip(parts, weights, strict=True)], 1), cos, sin)
 
 
 def apply_norms(queries: Tensors, keys: Tensors, norms: Tensors, eps: float) -> tuple[Tensor, Tensor]:
@@ -44,6 +51,10 @@ def apply_norms(queries: Tensors, keys: Tensors, norms: Tensors, eps: float) -> 
     *weights, cos, sin = norms
     halves = weights[: len(queries)], weights[len(queries) :]
     return torch.ops.parallel_dit.norm_rotate.default(queries, keys, *halves, eps, cos, sin)
+
+
+def _has_kernel(part: Tensor) -> bool:
+    return part.device.type == "cuda" and part.shape[-1] & (part.shape[-1] - 1) == 0
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

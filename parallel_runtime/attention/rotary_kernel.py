@@ -65,8 +65,13 @@ def launch(
     if queries[0].shape[2] == keys[0].shape[2]:
         rotated = _launch(both, eps, cos, sin)
     else:  # the kernel knows one number of heads
-        rotated = [_launch([each], eps, cos, sin)[0] for each in both]
+        rotated = [launch_one(*each, eps, cos, sin) for each in both]
     return rotated[0], rotated[1]
+
+
+def launch_one(parts: Tensors, weights: Tensors, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    """Of queries or keys alone."""
+    return _launch([(parts, weights)], eps, cos, sin)[0]
 
 
 def _launch(sides: list[tuple[Tensors, Tensors]], eps: float, cos: Tensor, sin: Tensor) -> Tensors:

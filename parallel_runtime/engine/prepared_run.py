@@ -17,7 +17,7 @@ from ..networks.comfyui.comfy_network import ComfyNetwork
 from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import PipelineDenoising, forward_once
 from ..pipefusion.runner import StageRunner
-from ..planning.cost import kept_bytes
+from ..planning.cut import kept_bytes
 from ..planning.wish import check_steps
 from ..requests.conditioning import CONTROL, OPTIONS, Conditioning
 from ..requests.control import Control

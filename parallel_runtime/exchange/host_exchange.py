@@ -9,7 +9,6 @@ of the other."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -70,39 +69,46 @@ def project_through_host(
     return _Heads(buffers, layers.like, layers.head_dim, made).go(kernel, scale, beside)
 
 
-class Way(ABC):
-    """The way of one attention's tensors between the ranks: first what heads are made of comes in, then attended values
-    go back, chunk by chunk. All memory but that of results is taken on the caller's stream before the first message,
-    and held until the last. `like` has batch, dtype and device."""
+class _Heads:
+    """The way of one attention's heads between the ranks: they come in, then attended values go back, chunk by chunk.
+    All memory but that of results is taken on the caller's stream before the first message, and held until the last.
+    `like` has batch, own tokens, dtype and device. `made` gives queries, keys and values with some heads of each rank,
+    from one to another: (ranks, own tokens, batch, heads of the chunk, head dim), the first dim the rank that they go
+    to."""
 
-    def __init__(self, buffers: HostBuffers, like: Tensor, head_dim: int, kind: int):
+    def __init__(self, buffers: HostBuffers, like: Tensor, head_dim: int, made: Callable[[int, int], Sequence[Tensor]]):
         lengths, rank, chunks = buffers.lengths, buffers.rank, buffers.chunks
         batch, own, degree = like.shape[0], lengths[rank], len(lengths)
         self._rank, self._lengths, self._pieces = rank, lengths, buffers.pieces
         self._cuts = list(pairwise(accumulate(chunks, initial=0)))
-        self._exchange = Exchange(buffers.memory, rank, kind)
+        self._exchange = Exchange(buffers.memory, rank, HEADS)
         self._output = like.new_empty((batch, own, degree, sum(chunks), head_dim))
         self._returned = [like.new_empty((degree, own, batch, size, head_dim)) for size in chunks]
+        self._landing = [like.new_empty((sum(lengths), batch, 3, size, head_dim)) for size in chunks]
         self._outgoing: list[tuple[Mapping[int, Tensor], object]] = []  # messages: by who gets it, and when it is made
+        for landing, (start, stop) in zip(self._landing, self._cuts, strict=True):
+            packed = torch.stack([*made(start, stop)], dim=3)
+            self._of_rank(landing, rank).copy_(packed[rank])
+            self._post({to: packed[to] for to in self._exchange.others})
 
     def go(self, kernel: Attend, scale: float | None, beside: LayerBeside | None) -> Tensor:
         """Attended values of this rank's tokens, (batch, local tokens, heads, head dim)."""
-        self._kernel, self._scale = kernel, scale
         if beside is not None:
             beside.begin()  # behind what is sent, which waits for that alone
         with unbroken():
-            return self._exchanged(beside)
+            return self._exchanged(kernel, scale, beside)
 
-    def _exchanged(self, beside: LayerBeside | None) -> Tensor:
+    def _exchanged(self, kernel: Attend, scale: float | None, beside: LayerBeside | None) -> Tensor:
         before, sent = len(self._outgoing), 0
-        for message in range(before + len(self._cuts) * self._pieces):
+        for message in range(2 * before):
             while sent < min(len(self._outgoing), message + SLOTS):
                 self._exchange.send(sent, *self._outgoing[sent])
                 sent += 1
-            coming = self._coming(message) if message < before else self._coming_back(message - before)
-            self._exchange.receive(message, coming)
-            if message < before:
-                self._came(message)
+            self._exchange.receive(message, self._coming(message))
+            chunk, piece = divmod(message, self._pieces)
+            if chunk < len(self._cuts) and piece == self._pieces - 1:
+                self._exchange.take(message)
+                self._attend(chunk, kernel, scale)
         if beside is not None:
             beside.go_on()
         for chunk, (start, stop) in enumerate(self._cuts):
@@ -110,21 +116,18 @@ class Way(ABC):
             self._output[:, :, :, start:stop] = self._returned[chunk].permute(2, 1, 0, 3, 4)
         return self._output.flatten(2, 3)
 
-    @abstractmethod
     def _coming(self, message: int) -> Mapping[int, Tensor]:
-        """Where a message of each other rank belongs, one of those that come first."""
-
-    @abstractmethod
-    def _came(self, message: int) -> None:
-        """Go on after it was received, but not yet taken."""
-
-    def _coming_back(self, message: int) -> Mapping[int, Tensor]:
+        """Where a message of each other rank belongs."""
         chunk, piece = divmod(message, self._pieces)
-        return self._cut({source: self._returned[chunk][source] for source in self._exchange.others})[piece]
+        if chunk < len(self._cuts):
+            parts = {source: self._of_rank(self._landing[chunk], source) for source in self._exchange.others}
+        else:
+            parts = {source: self._returned[chunk - len(self._cuts)][source] for source in self._exchange.others}
+        return self._cut(parts)[piece]
 
-    def _attend(self, chunk: int, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """With a chunk's heads, (batch, tokens of all ranks, heads of the chunk, head dim)."""
-        attended = self._kernel(query, key, value, None, self._scale).transpose(0, 1).contiguous()
+    def _attend(self, chunk: int, kernel: Attend, scale: float | None) -> None:
+        query, key, value = (part.transpose(0, 1) for part in self._landing[chunk].unbind(2))
+        attended = kernel(query, key, value, None, scale).transpose(0, 1).contiguous()
         self._post({to: self._of_rank(attended, to) for to in self._exchange.others})
         self._returned[chunk][self._rank].copy_(self._of_rank(attended, self._rank))
 
@@ -141,29 +144,3 @@ class Way(ABC):
     def _of_rank(self, tokens: Tensor, rank: int) -> Tensor:
         """The tokens of one rank among those of all."""
         return tokens.split(self._lengths)[rank]
-
-
-class _Heads(Way):
-    """Heads come, chunk by chunk. `made` gives queries, keys and values with some heads of each rank, from one to
-    another: (ranks, own tokens, batch, heads of the chunk, head dim), the first dim the rank that they go to."""
-
-    def __init__(self, buffers: HostBuffers, like: Tensor, head_dim: int, made: Callable[[int, int], Sequence[Tensor]]):
-        super().__init__(buffers, like, head_dim, HEADS)
-        batch, tokens = like.shape[0], sum(buffers.lengths)
-        self._landing = [like.new_empty((tokens, batch, 3, size, head_dim)) for size in buffers.chunks]
-        for landing, (start, stop) in zip(self._landing, self._cuts, strict=True):
-            packed = torch.stack([*made(start, stop)], dim=3)
-            self._of_rank(landing, self._rank).copy_(packed[self._rank])
-            self._post({to: packed[to] for to in self._exchange.others})
-
-    def _coming(self, message: int) -> Mapping[int, Tensor]:
-        chunk, piece = divmod(message, self._pieces)
-        landing = self._landing[chunk]
-        return self._cut({source: self._of_rank(landing, source) for source in self._exchange.others})[piece]
-
-    def _came(self, message: int) -> None:
-        chunk, piece = divmod(message, self._pieces)
-        if piece == self._pieces - 1:
-            self._exchange.take(message)
-            query, key, value = (part.transpose(0, 1) for part in self._landing[chunk].unbind(2))
-            self._attend(chunk, query, key, value)

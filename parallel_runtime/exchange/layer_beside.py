@@ -25,6 +25,12 @@ class LayerBeside:
             self._hidden_bias, self.weight, self.bias = others
         self._made: Tensor | None = None
 
+    @property
+    def parameters(self) -> int:
+        """Of its weights, that every token is multiplied with: those before attention is there."""
+        inner = self._of_x.shape[0] // (2 if self._hidden_bias is None else 1)
+        return self._of_x.numel() + self.weight.shape[0] * inner
+
     def hidden(self) -> Tensor:
         """(batch, own tokens, inner width)."""
         ours = torch.ops.parallel_dit

@@ -101,28 +101,27 @@ class BlockAttention:
         self, layers: Projections, norms: Parts, eps: float, beside: Parts, scale: float | None
     ) -> Tensor | None:
         """The same of what queries, keys and values are made of, where heads go through the host's memory as they are
-        made, or inputs do. Of more ranks inputs have more bytes than heads, and a layer beside attention hides these
-        better."""
+        made, or inputs do."""
         tokens, streams = self.split.tokens, self.split.streams
         buffers = self._shared(layers.like.dtype, layers.heads, layers.head_dim)
         if not isinstance(buffers, HostBuffers):
             return None
         assert streams is not None
-        could = tokens.degree == 2 and not beside and layers.lengths == list(streams.own)
+        layer = LayerBeside(beside) if beside else None
+        could = layers.lengths == list(streams.own)
         x, inner = layers.inputs[0], layers.heads * layers.head_dim
         sizes = inner, x.shape[-1], x.itemsize, x.shape[0], buffers.lengths
-        could = could and inputs_are_sooner(tokens.machine, *sizes)
+        could = could and inputs_are_sooner(tokens.machine, *sizes, beside=layer.parameters if layer else 0)
         tokens.noted.append(layers.kind if could else "")
-        how: Any = {"kernel": self._kernel.attend, "buffers": buffers, "scale": scale}
+        how: Any = {"kernel": self._kernel.attend, "buffers": buffers, "scale": scale, "beside": layer}
         if could and tokens.gathers:
-            self.calls += 1
-            return gather_through_host(layers, norms, eps, streams.sizes, **how).flatten(2)
-        if layers.copies:  # for each chunk, which takes as long as it hides
+            attended = gather_through_host(layers, norms, eps, streams.sizes, **how)
+        elif layers.copies:  # for each chunk, which takes as long as it hides
             return None
+        else:
+            attended = project_through_host(layers, norms, eps, **how)
         self.calls += 1
-        layer = LayerBeside(beside) if beside else None
-        attended = project_through_host(layers, norms, eps, **how, beside=layer).flatten(2)
-        return attended if layer is None else layer.end(attended)
+        return attended.flatten(2).contiguous() if layer is None else layer.end(attended.flatten(2))
 
     def _shared(self, dtype: torch.dtype, heads: int, head_dim: int) -> PeerBuffers | HostBuffers | None:
         """The memory that ranks share for attention of a whole block; None where there is none, or for other heads."""

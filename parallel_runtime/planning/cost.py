@@ -11,7 +11,7 @@ from ..config import ParallelPlan
 from ..requests.facts import NVLINK, MachineFacts, ModelFacts, RequestFacts
 from . import cost_constants as fitted
 from .coming_blocks import Coming
-from .cut import Assignment, assign_blocks, most_parameters
+from .cut import Assignment, assign_blocks, kept_bytes, most_parameters
 from .host_route import OnRoute, of_compiled
 
 
@@ -28,6 +28,7 @@ class Cost:
     stage_blocks: tuple[int, ...] = ()  # blocks of every stage
     # Per step, were all weights there. How long they come makes no difference between plans, where ranks are alike.
     computing_seconds: float = 0.0
+    sending_inputs: int = 0  # blocks that send what heads are made of, in their place
 
     @property
     def bytes(self) -> int:
@@ -50,10 +51,10 @@ class PlannedStep:
     def cost(self) -> Cost:
         """What it is predicted to cost."""
         computing, exchange = self.seconds()
-        coming = self.coming
-        on_their_way = coming.seconds(self.model, self.machine, self.plan.world_size) if coming is not None else 0.0
+        on_their_way = self.coming.seconds(self.model, self.machine, self.plan.world_size) if self.coming else 0.0
         stage_blocks = tuple(stop - start for start, stop in self.assignment)
-        return Cost(max(computing, on_their_way), exchange, *self.memory(), stage_blocks, computing)
+        _, sending = self.on_route() or (0.0, 0)
+        return Cost(max(computing, on_their_way), exchange, *self.memory(), stage_blocks, computing, sending)
 
     @cached_property
     def assignment(self) -> Assignment:
@@ -137,14 +138,13 @@ class PlannedStep:
 
     def exchange_seconds(self, image: float, text: float, keys: float) -> float:
         """Of Ulysses and ring in all blocks of a stage, for so many tokens of this rank."""
-        plan = self.plan
-        tokens, blocks, seconds = image + text, self.model.blocks * self.share, 0.0
+        plan, blocks = self.plan, self.model.blocks * self.share
+        tokens, seconds = image + text, 0.0
         if plan.ulysses > 1:
             link = self.machine.link_over(1, plan.ulysses)
-            sent = 4 * self.activation(tokens) * self.padded_heads * (plan.ulysses - 1) / plan.ulysses
-            moved = sent / (link.all_to_all * 1e9)
-            if link.route and plan.sequence == plan.ulysses and plan.pipe == 1:
-                seconds = blocks * 2 * link.latency + self._on_route(tokens, keys, sent / (link.route * 1e9))
+            moved = self._sent_bytes(tokens) / (link.all_to_all * 1e9)
+            if route := self.on_route():
+                seconds = blocks * 2 * link.latency + route[0]
             elif plan.sequence > plan.ulysses or plan.pipe > 1 or not link.peer_access:
                 started = link.latency + (fitted.COLLECTIVE_SECONDS if self.machine.on_gpu else 0.0)
                 seconds += blocks * (2 * started + moved)
@@ -160,13 +160,23 @@ class PlannedStep:
             seconds += blocks * (plan.ring - 1) * (passed + merge)
         return seconds
 
-    def _on_route(self, tokens: float, keys: float, moved: float) -> float:
-        """Seconds that all blocks' exchanges through the host's memory show, each of which moves data for so long."""
+    def on_route(self) -> tuple[float, int] | None:
+        """Seconds that all blocks' exchanges through the host's memory show, and how many of them send inputs; None
+        where they do not go that way."""
+        plan, route = self.plan, self.machine.link_over(1, self.plan.ulysses).route * 1e9
+        if not route or plan.pipe > 1 or not plan.sequence == plan.ulysses > 1:
+            return None
+        tokens = (keys := self.request.tokens + self.request.text_tokens) * self.token_share
+        moved = self._sent_bytes(tokens) / route
         made = 2 * self.batch * tokens * 3 * self.model.width**2 / self.matmul
         block = OnRoute(moved, self.attention_seconds(tokens, keys), made, self._beside_seconds(tokens))
         if not self.compiled:
-            return self.model.blocks * block.shown
+            return self.model.blocks * block.shown, 0
         return of_compiled(self.model, block, self.plan.ulysses, self.machine.float8)
+
+    def _sent_bytes(self, tokens: float) -> float:
+        """Of a block's queries, keys, values and attended values of so many tokens, to other Ulysses ranks."""
+        return 4 * self.activation(tokens) * self.padded_heads * (1 - 1 / self.plan.ulysses)
 
     def _beside_seconds(self, tokens: float) -> float:
         """Of the feed-forward layer of a parallel block, for so many tokens of this rank."""
@@ -182,9 +192,7 @@ class PlannedStep:
         """Of a step outside of the forward."""
         if not self.machine.on_gpu:
             return 0.0
-        seconds = fitted.STEP_SECONDS
-        if self.plan.world_size > 1:
-            seconds += fitted.MEETING_SECONDS
+        seconds = fitted.STEP_SECONDS + (fitted.MEETING_SECONDS if self.plan.world_size > 1 else 0.0)
         if self.plan.batch > 1:
             link = self.machine.link_over(self.plan.world_size // self.plan.batch, self.plan.batch)
             gathered = self.request.batch * self.request.tokens * fitted.LATENT_BYTES
@@ -240,9 +248,3 @@ class PlannedStep:
         if self.plan.pipe == 1:
             return weights, 0
         return weights, kept_bytes(model, (start, stop), self.batch * (request.tokens + request.text_tokens))
-
-
-def kept_bytes(model: ModelFacts, owned: tuple[int, int], tokens: float) -> int:
-    """Bytes of keys and values that each rank of a stage, with the blocks (start, stop), keeps over a run; `tokens` are
-    those of all rows that it computes."""
-    return int(2 * tokens * sum(model.attentions[slice(*owned)]) * model.width * model.bytes_per_number)

@@ -52,8 +52,8 @@ SEEN_BESIDE = 0.06  # of it; counted: the way back of one chunk of four, a quart
 """Of that where the block has a feed-forward layer to compute meanwhile."""
 MADE_MEANWHILE = 3 / 4  # of products; counted: three chunks of four, exchange/host_exchange.py
 """That make queries, keys and values, while the chunks before travel."""
-LAST_OF_INPUT = 1 / 8  # of products; counted: half of them, a piece of four, exchange/host_gather.py
-"""Of those, what is left to do when the last piece of the input has come."""
+LAST_OF_INPUT = 1 / 4  # of products; counted: a piece of four, exchange/host_gather.py
+"""That make keys and values of others' tokens, what is left to do when the last piece of their input has come."""
 MERGE_PASSES = 12  # activations a token and pass of the ring; counted, in float32
 """That a ring's log-sum-exp merge reads and writes."""
 FLOAT32_SLOWDOWN = 6.0  # times; estimated

@@ -1,4 +1,4 @@
-"""Which blocks are in which stage. Pure; every rank computes the same numbers."""
+"""Which blocks are in which stage, and what their keys and values take. Pure; every rank computes the same numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
+
+from ..requests.facts import ModelFacts
 
 _FOR_BLOCKS = 0.8  # part of a rank's memory that its blocks may take
 
@@ -58,3 +60,9 @@ def split_blocks(
 def _add_stage(before: _Cut, start: int, cost: float) -> _Cut:
     worst, uneven, starts = before
     return max(worst, cost), uneven + cost**2, (*starts, start)
+
+
+def kept_bytes(model: ModelFacts, owned: tuple[int, int], tokens: float) -> int:
+    """Bytes of keys and values that each rank of a stage, with the blocks (start, stop), keeps over a run; `tokens` are
+    those of all rows that it computes."""
+    return int(2 * tokens * sum(model.attentions[slice(*owned)]) * model.width * model.bytes_per_number)

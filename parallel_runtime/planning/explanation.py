@@ -74,6 +74,9 @@ def what_runs(wish: Wish) -> Said:
         reasons.append(said(template, stages=plan.pipe, blocks=_between(choice.cost.stage_blocks)))
     if plan.sequence > 1:
         how = said("keys and values go round") if plan.ulysses == 1 else _heads(plan.ulysses, model.heads)
+        if choice.cost.sending_inputs:
+            template = "{how}; {blocks} of {all} blocks send their input instead"
+            how = said(template, how=how, blocks=choice.cost.sending_inputs, all=model.blocks)
         reasons.append(said("{ranks} devices share the tokens of a picture ({how})", ranks=plan.sequence, how=how))
     return said("{plan}: {reasons}.", plan=plan.words, reasons=together(reasons, "; "))
 

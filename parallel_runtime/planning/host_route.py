@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -40,39 +41,49 @@ class OnRoute:
         """Where heads are made on the way; of float8 layers they are made before."""
         return self.shown if float8 else self.projected
 
-    def of_inputs(self, width: float) -> float:
-        """Of two ranks that send inputs instead, of numbers so wide against those that are computed: attention, which
-        needs all of them, hides but the way back."""
-        comes, leaves = self.moved / 2 * width, self.moved / 4
-        behind = max(0.0, comes - self.made * (1 - fitted.LAST_OF_INPUT))
-        return behind + leaves - min(leaves, self.attention) * (1 - fitted.SEEN_OF_EXCHANGE)
+    def of_inputs(self, ranks: int, width: float) -> float:
+        """Of ranks that send inputs instead, of numbers so wide against those that are computed, with what the keys and
+        values of the others' tokens take besides: nothing comes back, and attention waits for all."""
+        comes, more = self.moved * ranks / 4 * width, self.made * (ranks - 1) * 2 / 3
+        meanwhile = self.made + self.beside
+        return max(comes + more * fitted.LAST_OF_INPUT, meanwhile + more) - meanwhile
 
     def _behind(self, computed: float) -> float:
         return min(self.shown, max(fitted.SEEN_BESIDE * self.moved, self.moved - computed))
 
 
-def of_compiled(model: ModelFacts, block: OnRoute, ranks: int, float8: bool) -> float:
-    """Seconds that are seen of all blocks' exchanges, between GPUs that multiply `float8` or do not."""
+def of_compiled(model: ModelFacts, block: OnRoute, ranks: int, float8: bool) -> tuple[float, int]:
+    """Seconds that are seen of all blocks' exchanges, between GPUs that multiply `float8` or do not, and how many of
+    the blocks send inputs."""
     known = model.heads % ranks == 0 and (float8 or not model.float8_inputs)
     parallel, projecting = model.parallel_blocks, model.projecting_blocks if known else 0
     others = max(0, projecting - parallel)
-    heads = block.of_heads(model.float8_inputs)
-    sooner = min(heads, block.of_inputs(model.input_width)) if ranks == 2 else heads
     if not projecting:
         block = replace(block, made=0.0)
-    return (model.blocks - parallel - others) * block.shown + parallel * block.parallel + others * sooner
+    alone = replace(block, beside=0.0)
+    seconds, sending = (model.blocks - parallel - others) * block.shown, 0
+    for count, each, heads in (
+        (parallel, block, block.parallel),
+        (others, alone, alone.of_heads(model.float8_inputs)),
+    ):
+        inputs = each.of_inputs(ranks, model.input_width) if projecting else math.inf
+        seconds += count * min(heads, inputs)
+        sending += count * (inputs < heads)
+    return seconds, sending
 
 
 def inputs_are_sooner(
-    machine: MachineFacts, inner: int, width: int, number: int, batch: int, lengths: Sequence[int]
+    machine: MachineFacts, inner: int, width: int, number: int, batch: int, lengths: Sequence[int], beside: int = 0
 ) -> bool:
-    """Whether two ranks with so many tokens had better send a block's inputs, `width` numbers of so many bytes, than
-    heads, `inner` numbers of all together in 16 bit. The same on both."""
-    rows, route = batch * max(lengths), machine.link.route * 1e9
+    """Whether ranks with so many tokens had better send a block's inputs, `width` numbers of so many bytes, than
+    heads, `inner` numbers of all together in 16 bit, where a layer beside attention has so many parameters. The same on
+    all."""
+    ranks, rows, route = len(lengths), batch * max(lengths), machine.link.route * 1e9
     if not route:
         return False
-    moved = 4 * rows * inner * _BYTES / 2 / route
+    moved = 4 * rows * inner * _BYTES * (ranks - 1) / ranks / route
     attention = 4 * rows * sum(lengths) * inner / (machine.attention * 1e12)
     made = 2 * rows * 3 * width * inner / (machine.matmul * 1e12)
-    block = OnRoute(moved, attention, made)
-    return block.of_inputs(number * width / (_BYTES * inner)) < block.of_heads(float8=number == 1)
+    block = OnRoute(moved, attention, made, 2 * rows * beside / (machine.matmul * 1e12))
+    heads = block.parallel if beside else block.of_heads(float8=number == 1)
+    return block.of_inputs(ranks, number * width / (_BYTES * inner)) < heads

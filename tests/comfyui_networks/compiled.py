@@ -110,13 +110,14 @@ def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> 
         return gather_through_host(*given, **how)
 
     block_attention.gather_through_host = gather  # type: ignore[attr-defined]
-    block_attention.inputs_are_sooner = lambda *asked: True  # type: ignore[attr-defined]
+    block_attention.inputs_are_sooner = lambda *asked, **more: True  # type: ignore[attr-defined]
     plan = ParallelPlan(ulysses=world_size)
     meshes = [build_mesh(plan, rank, world_size, groups=Groups(rank, world_size, way)) for way in (None, HeadRoutes)]
     found: dict[str, Any] = {"differences": {}, "gathered": {}, "noted": {}}
     for name in names:
         torch._dynamo.reset()
-        made = TINY[name.partition(",")[0]](**({"heads": 4} if "z-image" in name else {}))  # as many on each rank
+        heads = {"heads": 2 * world_size} if "z-image" in name else {}  # as many on each rank
+        made = TINY[name.partition(",")[0]](**heads)
         if "float8" in name:
             torch.manual_seed(0)
             in_float8(made.network)

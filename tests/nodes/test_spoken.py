@@ -19,7 +19,7 @@ from parallel_runtime.errors import ConfigurationError, PoolError
 from parallel_runtime.networks.tables.image import CONVOLVES
 from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.wish import TYPICAL, Wish
-from parallel_runtime.requests.facts import CPU, GIB, PCIE, known_gpu
+from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, PCIE, known_gpu
 from parallel_runtime.said import Said, said, together
 from tests.nodes.english_alone import ALONE
 from tests.nodes.said_templates import templates
@@ -31,6 +31,7 @@ UNET = replace(FLUX_DEV, title="SDXL", why_whole=CONVOLVES, has_stages=False, he
 SMALL = known_gpu("NVIDIA GeForce RTX 4090", 22 * GIB, PCIE)
 CROWDED = replace(SMALL, free_each=(12 * GIB,))
 LARGE = known_gpu("NVIDIA H200", 140 * GIB, PCIE)
+ROUTED = replace(SMALL, link=replace(HOST_MEMORY, route=4.0))
 CONFIGS = (
     {}, {"pipe": 2}, {"pipe": 4, "patches": 4}, {"ring": 2}, {"ulysses": 2}, {"data": 2}, {"may_change_pixels": True},
     {"weights": "dealt"}, {"weights": "host"}, {"weights": "host", "resident": 2},
@@ -48,7 +49,7 @@ def is_english(text: str) -> bool:
 def plan_texts() -> set[Said]:
     texts = set()
     for wish, ranks, model, machine in itertools.product(
-        CONFIGS, (1, 2, 3, 8), (FLUX_DEV, UNET), (CPU, SMALL, CROWDED, LARGE)
+        CONFIGS, (1, 2, 3, 8), (FLUX_DEV, UNET), (CPU, SMALL, CROWDED, LARGE, ROUTED)
     ):
         for batch in (1, 3):
             try:

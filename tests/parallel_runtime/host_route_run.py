@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from parallel_runtime.attention.over_ranks import WireLayout, ulysses_attention
 from parallel_runtime.attention.projections import LinearLayer, Projections
 from parallel_runtime.attention.rotary import apply_norms
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.exchange import grown_memory, head_routes, host_lanes
+from parallel_runtime.exchange import grown_memory, head_routes, host_gather, host_lanes
 from parallel_runtime.exchange.grown_memory import ExchangedHeads, HostMemory
 from parallel_runtime.exchange.head_routes import HeadRoutes
 from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host, project_through_host
@@ -45,18 +46,25 @@ def layer_of(queries: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
 
 
 def with_layer(rank: int, buffers: HostBuffers, batch: int, heads: int, like: torch.Tensor) -> float:
-    """How far what a block makes of attended values and the layer beside them is from one after the other."""
-    layers, norms, _ = layers_of(rank, buffers.lengths, batch, heads, like)
+    """How far what a block makes of attended values and the layer beside them is from one after the other, where heads
+    are made on the way and where inputs are gathered."""
+    layers, norms, sizes = layers_of(rank, buffers.lengths, batch, heads, like)
     given = layer_of(layers.whole()[0], rank)
-    layer, how = LayerBeside(given), {"kernel": KERNELS["sdpa"].attend, "buffers": buffers}
-    found = layer.end(project_through_host(layers, norms, 1e-6, **how, beside=layer).flatten(2))
+    how: Any = {"kernel": KERNELS["sdpa"].attend, "buffers": buffers}
+    ways = project_through_host, partial(gather_through_host, sizes=sizes)
+    found = []
+    for way in ways:
+        layer = LayerBeside(given)
+        found.append(layer.end(way(layers, norms, 1e-6, **how, beside=layer).flatten(2)))
     attended = project_through_host(layers, norms, 1e-6, **how).flatten(2)
     gated = len(given) == 3
     hidden = linear_silu_gate(*given[:2]) if gated else linear_gelu(*given[:3])
     weight, bias = (given[2], None) if gated else given[3:]
     expected = linear_of_parts([attended, hidden], weight, bias)
-    assert found.shape == expected.shape
-    return float((found - expected).abs().max() / expected.abs().max()) if expected.numel() else 0.0
+    assert all(each.shape == expected.shape for each in found)
+    if not expected.numel():
+        return 0.0
+    return max(float((each - expected).abs().max() / expected.abs().max()) for each in found)
 
 
 def layers_of(
@@ -152,7 +160,7 @@ def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any
     """{"alike": whether each case (batch, heads, lengths, chunks, pieces, scale) has the bits of `ulysses_attention`,
     twice, "words": what words are left behind, "largest": difference to attention over all tokens on one rank, "beside"
     that of a layer beside it, "made" that of heads that are made on the way}."""
-    host_lanes.LEAST_MESSAGE = 1
+    host_lanes.LEAST_MESSAGE = host_gather._LEAST_PIECE = 1
     grown_memory._LEAST = 1  # so inputs come in as many pieces as the room for messages asks for
     device, alike, largest, beside, made = torch.device("cpu"), [], 0.0, 0.0, 0.0
     grown_memory.StreamMemory = PolledMemory  # type: ignore[misc]

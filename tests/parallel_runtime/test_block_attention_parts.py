@@ -143,12 +143,8 @@ def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_bef
     expected = attend(*front, norms, eps, chosen, None)
     through: list[Any] = []
 
-    def gather(projections, norms, eps, sizes, **how):
-        through.append(sizes)
-        return attend(*projections.whole(), norms, eps, [], how["scale"])
-
-    def through_host(projections, norms, eps, *, kernel, buffers, scale, beside):
-        through.append(beside)
+    def through_host(projections, norms, eps, sizes=None, *, kernel, buffers, scale, beside):
+        through.append((beside, sizes))
         attended = attend(*projections.whole(), norms, eps, [], scale)
         if beside is not None:
             beside.begin()
@@ -156,8 +152,8 @@ def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_bef
         return attended
 
     monkeypatch.setattr(block_attention, "project_through_host", through_host)
-    monkeypatch.setattr(block_attention, "gather_through_host", gather)
-    monkeypatch.setattr(block_attention, "inputs_are_sooner", lambda *asked: True)
+    monkeypatch.setattr(block_attention, "gather_through_host", through_host)
+    monkeypatch.setattr(block_attention, "inputs_are_sooner", lambda *asked, **more: True)
     split = TokenSplit(single_rank_mesh())
     attention = BlockAttention(KERNELS["sdpa"], split)
     tokens: Any = split.tokens
@@ -173,9 +169,9 @@ def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_bef
     split.streams = Streams(PARTS, ((PARTS[0],), (PARTS[1],)), 0, (0, 0), (True, True))
     tokens.buffers = HostBuffers(None, 0, (), (1, 1))  # type: ignore[arg-type]
     assert (found().flatten(2) - expected.flatten(2)).abs().max() < 1e-4
-    assert [each is not None for each in through] == [bool(beside)]
     way = GatheredInputs(tokens, tuple)
-    assert (way.seen() != NONE) == (not beside)  # a layer beside attention hides heads
+    assert way.seen() != NONE
     with way.taken():
         assert (found().flatten(2) - expected.flatten(2)).abs().max() < 1e-4
-    assert (through[1] == split.streams.sizes) == (not beside)
+    assert [each is not None for each, _ in through] == [bool(beside)] * 2
+    assert [sizes for _, sizes in through] == [None, split.streams.sizes]

@@ -197,20 +197,23 @@ def test_our_way_through_the_host_hides_all_but_a_part_behind_attention_or_as_mu
     assert alike == exchanged(1.0, 300.0, compiled=False, ulysses=2)
 
 
-def test_what_makes_heads_hides_most_of_their_way_and_of_two_ranks_inputs_come_instead():
+def test_what_makes_heads_hides_most_of_their_way_and_few_ranks_send_inputs_instead():
     tokens, projecting = 4096 + 512, replace(FLUX_DEV, parallel_blocks=0)
     products = FLUX_DEV.blocks * 2 * tokens * 3 * 3072**2 / (H200.matmul * 1e12)  # of all ranks
     attention = FLUX_DEV.blocks * 4 * tokens * tokens * 3072 / (H200.attention * 1e12)
-    for ranks in (3, 4):
-        sent = FLUX_DEV.blocks * 4 * tokens / ranks * 3072 * 2 * (ranks - 1) / ranks
-        hidden = (attention + 3 / 4 * products) / ranks
-        assert exchanged(300.0, 1.0, projecting, ulysses=ranks) == pytest.approx(sent / 1e9 - hidden)
-        assert exchanged(1.0, 300.0, projecting, ulysses=ranks) == pytest.approx(sent / 300e9 * 0.06)
-    sent = FLUX_DEV.blocks * 4 * tokens / 2 * 3072 * 2 / 2
-    for model, part in ((projecting, 3 / 4), (replace(projecting, float8_inputs=True), 1 / 2)):
-        hidden = (0.69 * attention + 7 / 8 * products) / 2
-        assert exchanged(300.0, 1.0, model, ulysses=2) == pytest.approx(part * sent / 1e9 - hidden)
     float8 = replace(projecting, float8_inputs=True)
+    for ranks in (2, 3, 4):
+        sent = FLUX_DEV.blocks * 4 * tokens / ranks * 3072 * 2 * (ranks - 1) / ranks
+        assert exchanged(1.0, 300.0, projecting, ulysses=ranks) == pytest.approx(sent / 300e9 * 0.06)
+        heads = sent / 1e9 - (attention + 3 / 4 * products) / ranks
+        of_others = 2 / 3 / 4 * (ranks - 1)  # what is left to make when the last piece of four has come
+        inputs, halves = (sent * part * ranks / 4 / 1e9 - (1 - of_others) * products / ranks for part in (1, 1 / 2))
+        assert (inputs < heads) == (ranks < 4)
+        assert exchanged(300.0, 1.0, projecting, ulysses=ranks) == pytest.approx(min(inputs, heads))
+        assert exchanged(300.0, 1.0, float8, ulysses=ranks) == pytest.approx(halves)
+    layers = 38 * 2 * tokens / 2 * (2 / 3 * FLUX_DEV.image_parameters / FLUX_DEV.blocks) / (H200.matmul * 1e12)
+    beside = exchanged(300.0, 1.0, projecting, ulysses=2) - exchanged(300.0, 1.0, FLUX_DEV, ulysses=2)
+    assert beside == pytest.approx(layers)
     old = replace(H200, link=replace(HOST_MEMORY, latency=0.0, route=1.0))  # GPUs that do not multiply it
     cost = PlannedStep(ParallelPlan(ulysses=2), float8, flux_request(1024), old, True).cost()
     assert cost.exchange_seconds == pytest.approx(exchanged(300.0, 1.0, ulysses=2))

@@ -272,6 +272,18 @@ def test_explain_names_the_degrees_the_reasons_and_the_numbers(config, ranks, ba
     assert all(word in text for word in words), text
 
 
+def test_explain_tells_how_many_blocks_send_their_input_where_that_is_sooner():
+    def told(rate: float, model=FLUX_DEV) -> str:
+        machine = known_gpu("RTX 4090", 0, replace(HOST_MEMORY, route=rate))
+        return explain(Wish(ParallelConfig(ulysses=2), 2, model, PICTURE, machine))
+
+    assert "12 of 24 heads each; 57 of 57 blocks send their input instead" in told(4.0)
+    assert "; 19 of 57 blocks send" in told(8.0)  # the feed-forward layer of the others hides heads
+    assert "send their input" not in told(13.0)
+    assert "send their input" not in told(4.0, replace(FLUX_DEV, projecting_blocks=0))
+    assert "send their input" not in told(0.0)
+
+
 def test_explain_warns_of_a_plan_that_does_not_fit():
     assert "may not fit" in explain(Wish(AUTO, 1, FLUX_DEV, PICTURE, SMALL))
 

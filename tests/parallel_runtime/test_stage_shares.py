@@ -8,8 +8,7 @@ import torch
 from benchmarks.lone_stage import stage_of
 from parallel_runtime.engine.opened import DiffusersFamily
 from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.planning.cost import kept_bytes
-from parallel_runtime.planning.cut import assign_blocks
+from parallel_runtime.planning.cut import assign_blocks, kept_bytes
 from parallel_runtime.requests.facts import Seen
 from tests.families import STAGED, build, facts_of
 from tests.parallel_runtime.engine_run import measure_kept
