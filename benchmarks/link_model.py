@@ -1,7 +1,7 @@
 """What cards without NVLink give: the planner's own prediction for pairs and fours of common cards. Needs no GPU.
 
     python -m benchmarks.link_model            # the table of docs/slow-links.md
-    python -m benchmarks.link_model --checked  # the same of two H100s, beside what was measured there
+    python -m benchmarks.link_model --checked  # the same of H100s and H200s, beside what was measured
     python -m benchmarks.link_model --float8   # two cards with float8 files
 
 A cell is how many times as fast a step is as on one such card, by the exact plan that `auto` takes; 1.0 is one card.
@@ -32,8 +32,8 @@ CARDS = ("RTX 3090", "RTX 4090", "RTX 5090", "RTX 5060 Ti")
 RATES: Mapping[str, float] = {"x4": 4.0, "x8": 8.0, "x16": 13.0}
 """Of a PCIe 4.0 slot without peer access: 10^9 bytes a second that a card sends through the host's memory."""
 COUNTS = (2, 4)
-FORBIDDEN = 23.0
-"""Of two H100s whose NVLink is forbidden, as benchmarks.host_route measures it."""
+FORBIDDEN = 33.0
+"""Of two H200s whose NVLink is forbidden, as their pool measures it."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Job:
 
     Args:
         measured: two H100s over NVLink, times as fast as one (benchmarks/results/in_comfyui.md); 0: not run.
-        forbidden: the same with NCCL_P2P_DISABLE=1 (benchmarks/results/host_route.md).
+        forbidden: one H200 as one of two that use no NVLink (benchmarks/results/host_route.md).
     """
 
     name: str
@@ -72,7 +72,7 @@ def _square(width: int, count: float) -> int:
 
 
 JOBS = (
-    Job("FLUX.1 dev, 1024²", FLUX_DEV, flux_request(1024), measured=124.5 / 70.1, forbidden=124.5 / 95.3),
+    Job("FLUX.1 dev, 1024²", FLUX_DEV, flux_request(1024), measured=124.5 / 70.1, forbidden=124.1 / 80.9),
     Job(
         "Qwen-Image, 1024², CFG",
         _facts("Qwen-Image", 24, 3072, 60, _square(3072, 12), _square(3072, 24), projecting=True),
@@ -84,7 +84,7 @@ JOBS = (
         _facts("Z-Image", 30, 3840, 34, _square(3840, 4) + 3 * 3840 * 10240, projecting=True),
         RequestFacts(4096, 128, rows=64, steps=8),
         measured=92.8 / 52.8,
-        forbidden=92.8 / 75.5,
+        forbidden=92.8 / 58.7,
     ),
     Job(
         "Wan 2.2 14B, 480p, 81 frames",
@@ -151,20 +151,20 @@ def _of_float8(job: Job, card: str, rate: float) -> float:
 
 
 def checked() -> str:
-    """Markdown: predicted and measured of two H100s, over NVLink and without."""
+    """Markdown: predicted and measured of two H100s over NVLink, and of two H200s without."""
     lines = ["| | predicted | measured |", "|---|---|---|"]
-    links = [(NVLINK, "", "measured"), (through_host(FORBIDDEN), ", NVLink forbidden", "forbidden")]
-    for link, way, field in links:
+    without = "H200", through_host(FORBIDDEN), ", without NVLink", "forbidden"
+    for card, link, way, field in (("H100", NVLINK, "", "measured"), without):
         for job in JOBS:
             if measured := getattr(job, field):
-                lines.append(f"| {job.name}{way} | {speed_up(job, 'H100', 2, link):.2f} | {measured:.2f} |")
+                lines.append(f"| {job.name}{way} | {speed_up(job, card, 2, link):.2f} | {measured:.2f} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checked", action="store_true", help="two H100s, beside what was measured")
+    parser.add_argument("--checked", action="store_true", help="two H100s and H200s, beside what was measured")
     parser.add_argument("--float8", action="store_true", help="two cards with float8 files")
     asked = parser.parse_args()
     print(checked() if asked.checked else float8() if asked.float8 else table())

@@ -1,4 +1,4 @@
-"""What is reckoned for cards without NVLink: near what two H100s did, and the same in the document."""
+"""What is reckoned for cards without NVLink: near what H100s and H200s did, and the same in the document."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ def test_two_cards_with_nvlink_are_predicted_as_they_were_measured(job):
 
 @pytest.mark.parametrize("job", [job for job in JOBS if job.forbidden], ids=lambda job: job.model.title)
 def test_and_so_are_two_whose_nvlink_is_forbidden(job):
-    assert speed_up(job, "H100", 2, through_host(FORBIDDEN)) == pytest.approx(job.forbidden, rel=0.15)
+    assert speed_up(job, "H200", 2, through_host(FORBIDDEN)) == pytest.approx(job.forbidden, rel=0.15)
 
 
 def test_more_cards_are_never_slower_and_a_faster_slot_neither():
