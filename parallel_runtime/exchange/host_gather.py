@@ -1,9 +1,9 @@
 """Attention over ranks by what keys and values are made of: ranks send the input of a block's layers through the host's
 memory, and each makes keys and values of all tokens from it and attends with its own queries, so that nothing comes
-back. On two ranks that is half of the bytes that queries, keys, values and attended values have, on three three
-quarters, half as much where layers take float8; products that make keys and values are done for each rank's tokens on
-every one. While the others' input comes, a rank makes what it can of its own, and computes the layer beside attention,
-if there is one.
+back: to its own keys while the others' input comes, then to theirs. On two ranks that is half of the bytes that
+queries, keys, values and attended values have, on three three quarters, half as much where layers take float8; products
+that make keys and values are done for each rank's tokens on every one. A layer beside attention is computed meanwhile,
+too.
 
 A rank whose block has no such layers could not take part, so ranks agree beforehand (`OtherWay` in
 acceleration/recorded_kinds.py)."""
@@ -17,7 +17,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from ..attention.kernels import Attend
+from ..attention.kernels import AttendWithLse
+from ..attention.over_ranks import merge
 from ..attention.projections import Projections
 from ..attention.rotary import apply_norms, norm_rotate_one
 from ..mesh.launched import unbroken
@@ -32,37 +33,31 @@ _LEAST_PIECE = 1 << 20  # bytes
 
 
 def gather_through_host(
-    layers: Projections, norms: list[Tensor], eps: float, sizes: Sequence[Sequence[int]], *, kernel: Attend,
+    layers: Projections, norms: list[Tensor], eps: float, sizes: Sequence[Sequence[int]], *, kernel: AttendWithLse,
     buffers: HostBuffers, scale: float | None = None, beside: LayerBeside | None = None,
 ) -> Tensor:  # fmt: skip
-    """As `project_through_host`. `sizes` are the tokens of each part on each rank."""
+    """As `project_through_host`, by a kernel that tells the log-sum-exp. `sizes` are the tokens of each part on each
+    rank."""
     inputs = _Inputs(layers, norms, sizes, buffers)  # which travels behind its packing alone, whatever comes next
     queries, keys, values = layers.whole()
     query, key = apply_norms(queries, keys, norms, eps)
-    whole = [key.new_empty((key.shape[0], sum(buffers.lengths), *key.shape[2:])) for _ in range(2)]
-    own = sum(buffers.lengths[: buffers.rank])
-    _put(whole, own, key, values)
+    attended = kernel(query, key, torch.cat(values, 1) if len(values) > 1 else values[0], None, scale)
     if beside is not None:
         beside.begin()
         beside.go_on()
-    parts = len(sizes)
+    of_others = key.shape[0], sum(buffers.lengths) - key.shape[1], *key.shape[2:]
+    whole_key, whole_value = key.new_empty(of_others), key.new_empty(of_others)
+    parts, made, place = len(sizes), layers.of_all_heads((1, 2)), 0
     *weights, _, _ = norms
-    made = layers.of_all_heads((1, 2))
     with unbroken():
-        for first, (cos, sin), given in inputs.come():
+        for (cos, sin), given in inputs.come():
             keys, values = made(given)
             some = [index for index, part in enumerate(keys) if part.shape[1]]
             keys, key_weights = [keys[index] for index in some], [weights[parts + index] for index in some]
-            _put(whole, first, norm_rotate_one(keys, key_weights, eps, cos, sin), values)
-    whole_key, whole_value = whole
-    return kernel(query, whole_key, whole_value, None, scale)
-
-
-def _put(whole: Sequence[Tensor], first: int, key: Tensor, values: Sequence[Tensor]) -> None:
-    """Keys and values of some tokens into those of all, from one on."""
-    for target, parts in zip(whole, ([key], values), strict=True):
-        for place, part in zip(accumulate((each.shape[1] for each in parts), initial=first), parts, strict=False):
-            target[:, place : place + part.shape[1]] = part
+            span = slice(place, place := place + cos.shape[-2])
+            whole_key[:, span] = norm_rotate_one(keys, key_weights, eps, cos, sin)
+            torch.cat(values, 1, out=whole_value[:, span])
+    return merge(*attended, *kernel(query, whole_key, whole_value, None, scale), query.dtype)[0]
 
 
 class _Inputs:
@@ -88,17 +83,16 @@ class _Inputs:
             packed = torch.cat([_bytes(each) for each in self._of(piece)])
             self._packed.append((packed, self._exchange.mark()))
 
-    def come(self) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
-        """Launch all messages; then the first of some tokens among those of all, their angles, and the layers' inputs.
-        What the caller computes from here on reads them."""
+    def come(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """Launch all messages; then angles and the layers' inputs of some of the others' tokens, in any order. What the
+        caller computes from here on reads them."""
         self._travel()
         for message in range(self._count):
             self._exchange.take(message)
             for source in self._boxes:
                 if self._boxes[source][message].numel():
-                    first = sum(self._lengths[:source]) + self._lengths[source] * message // self._count
                     cos, sin, *others = self._unpacked(source, message)
-                    yield first, [cos, sin], [others[self._order.index(index)] for index in range(len(others))]
+                    yield [cos, sin], [others[self._order.index(index)] for index in range(len(others))]
 
     def _travel(self) -> None:
         sent = 0

@@ -108,18 +108,19 @@ class BlockAttention:
             return None
         assert streams is not None
         layer = LayerBeside(beside) if beside else None
+        telling = self._kernel.attend_with_lse
         could = layers.lengths == list(streams.own)
         x, inner = layers.inputs[0], layers.heads * layers.head_dim
         sizes = inner, x.shape[-1], x.itemsize, x.shape[0], buffers.lengths
         could = could and inputs_are_sooner(tokens.machine, *sizes, beside=layer.parameters if layer else 0)
-        tokens.noted.append(layers.kind if could else "")
-        how: Any = {"kernel": self._kernel.attend, "buffers": buffers, "scale": scale, "beside": layer}
-        if could and tokens.gathers:
-            attended = gather_through_host(layers, norms, eps, streams.sizes, **how)
+        tokens.noted.append(layers.kind if could and telling else "")
+        how: Any = {"buffers": buffers, "scale": scale, "beside": layer}
+        if could and telling and tokens.gathers:
+            attended = gather_through_host(layers, norms, eps, streams.sizes, kernel=telling, **how)
         elif layers.copies:  # for each chunk, which takes as long as it hides
             return None
         else:
-            attended = project_through_host(layers, norms, eps, **how)
+            attended = project_through_host(layers, norms, eps, kernel=self._kernel.attend, **how)
         self.calls += 1
         return attended.flatten(2).contiguous() if layer is None else layer.end(attended.flatten(2))
 
