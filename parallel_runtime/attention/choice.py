@@ -69,12 +69,6 @@ def _where(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
     return f"{device.type} in {str(dtype).removeprefix('torch.')} with head size {head_dim}"
 
 
-@cache
-def attends_in_parts(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether a kernel attends to a part of the keys here; found by running it once."""
-    return _ring_refusal(name, device, dtype, head_dim) is None
-
-
 def _ring_refusal(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     attend_with_lse = KERNELS[name].attend_with_lse
     if attend_with_lse is None:

@@ -119,25 +119,17 @@ def ring_attention(
     for hop in range(hops):
         coming = [pass_on(each, hop) for each in here] if hop + 1 < hops else []
         part = kernel(query, key, value, mask, scale)
-        dtype = torch.promote_types(query.dtype, torch.float32) if coming else query.dtype
-        merged = part if merged is None else merge(*merged, *part, dtype)
+        merged = part if merged is None else merge(*merged, *part)
         if coming:
             here = [_COLLECTIVES.wait_tensor(each) for each in coming]
             key, value = (half.transpose(0, 1) for half in here[0].unbind(1))
             mask = None if mask is None else here[1].transpose(0, 1)[:, None, None]
     assert merged is not None
-    return merged[0]
+    return merged[0].to(query.dtype)
 
 
-def merge(attended: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Merge attention over two disjoint sets of keys, in float32 or wider: values, in `dtype`, and their log-sum-exp,
-    finite."""
-    wide, dim = torch.promote_types(attended.dtype, torch.float32), attended.shape[3]
-    side_by_side = attended.stride(3) == part.stride(3) == 1
-    if attended.is_cuda and wide == torch.float32 and side_by_side and dim & (dim - 1) == 0:
-        from .merge_kernel import launch
-
-        return launch(attended, lse, part, part_lse, dtype)
+def merge(attended: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge attention over two disjoint sets of keys: values, in float32 or wider, and their log-sum-exp, finite."""
+    wide = torch.promote_types(attended.dtype, torch.float32)
     weight = torch.sigmoid(part_lse - lse).transpose(1, 2)[..., None].to(wide)
-    merged = torch.lerp(attended.to(wide), part.to(wide), weight)
-    return merged.to(dtype), torch.logaddexp(lse, part_lse)
+    return torch.lerp(attended.to(wide), part.to(wide), weight), torch.logaddexp(lse, part_lse)

@@ -1,9 +1,9 @@
 """Attention over ranks by what keys and values are made of: ranks send the input of a block's layers through the host's
 memory, and each makes keys and values of all tokens from it and attends with its own queries, so that nothing comes
-back: to its own keys while the others' input comes, then to theirs. On two ranks that is half of the bytes that
-queries, keys, values and attended values have, on three three quarters, half as much where layers take float8; products
-that make keys and values are done for each rank's tokens on every one. A layer beside attention is computed meanwhile,
-too.
+back. On two ranks that is half of the bytes that queries, keys, values and attended values have, on three three
+quarters, half as much where layers take float8; products that make keys and values are done for each rank's tokens on
+every one. While the others' input comes, a rank makes what it can of its own, and computes the layer beside attention,
+if there is one.
 
 A rank whose block has no such layers could not take part, so ranks agree beforehand (`OtherWay` in
 acceleration/recorded_kinds.py)."""
@@ -17,8 +17,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from ..attention.kernels import AttendWithLse
-from ..attention.over_ranks import merge
+from ..attention.kernels import Attend
 from ..attention.projections import Projections
 from ..attention.rotary import apply_norms, norm_rotate_one
 from ..mesh.launched import unbroken
@@ -33,21 +32,20 @@ _LEAST_PIECE = 1 << 20  # bytes
 
 
 def gather_through_host(
-    layers: Projections, norms: list[Tensor], eps: float, sizes: Sequence[Sequence[int]], *, kernel: AttendWithLse,
+    layers: Projections, norms: list[Tensor], eps: float, sizes: Sequence[Sequence[int]], *, kernel: Attend,
     buffers: HostBuffers, scale: float | None = None, beside: LayerBeside | None = None,
 ) -> Tensor:  # fmt: skip
-    """As `project_through_host`, by a kernel that tells the log-sum-exp. `sizes` are the tokens of each part on each
-    rank."""
+    """As `project_through_host`. `sizes` are the tokens of each part on each rank."""
     inputs = _Inputs(layers, norms, sizes, buffers)  # which travels behind its packing alone, whatever comes next
     queries, keys, values = layers.whole()
     query, key = apply_norms(queries, keys, norms, eps)
-    attended = kernel(query, key, torch.cat(values, 1) if len(values) > 1 else values[0], None, scale)
+    place, parts, made = key.shape[1], len(sizes), layers.of_all_heads((1, 2))
+    whole_key, whole_value = (key.new_empty((key.shape[0], sum(buffers.lengths), *key.shape[2:])) for _ in range(2))
+    whole_key[:, :place] = key  # the own ones first, then as they come
+    torch.cat(values, 1, out=whole_value[:, :place])
     if beside is not None:
         beside.begin()
         beside.go_on()
-    of_others = key.shape[0], sum(buffers.lengths) - key.shape[1], *key.shape[2:]
-    whole_key, whole_value = key.new_empty(of_others), key.new_empty(of_others)
-    parts, made, place = len(sizes), layers.of_all_heads((1, 2)), 0
     *weights, _, _ = norms
     with unbroken():
         for (cos, sin), given in inputs.come():
@@ -57,7 +55,7 @@ def gather_through_host(
             span = slice(place, place := place + cos.shape[-2])
             whole_key[:, span] = norm_rotate_one(keys, key_weights, eps, cos, sin)
             torch.cat(values, 1, out=whole_value[:, span])
-    return merge(*attended, *kernel(query, whole_key, whole_value, None, scale), query.dtype)[0]
+    return kernel(query, whole_key, whole_value, None, scale)
 
 
 class _Inputs:

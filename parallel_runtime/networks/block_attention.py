@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..attention.choice import attends_in_parts
 from ..attention.kernels import AttentionKernel
 from ..attention.projections import Projections
 from ..errors import UnsupportedModelError, first_line
@@ -109,20 +108,18 @@ class BlockAttention:
             return None
         assert streams is not None
         layer = LayerBeside(beside) if beside else None
-        x, kernel = layers.inputs[0], self._kernel
         could = layers.lengths == list(streams.own)
-        could = could and attends_in_parts(kernel.name, x.device, layers.dtype, layers.head_dim)
-        sizes = layers.heads * layers.head_dim, x.shape[-1], x.itemsize, x.shape[0], buffers.lengths
+        x, inner = layers.inputs[0], layers.heads * layers.head_dim
+        sizes = inner, x.shape[-1], x.itemsize, x.shape[0], buffers.lengths
         could = could and inputs_are_sooner(tokens.machine, *sizes, beside=layer.parameters if layer else 0)
         tokens.noted.append(layers.kind if could else "")
-        how: Any = {"buffers": buffers, "scale": scale, "beside": layer}
+        how: Any = {"kernel": self._kernel.attend, "buffers": buffers, "scale": scale, "beside": layer}
         if could and tokens.gathers:
-            assert kernel.attend_with_lse is not None
-            attended = gather_through_host(layers, norms, eps, streams.sizes, kernel=kernel.attend_with_lse, **how)
+            attended = gather_through_host(layers, norms, eps, streams.sizes, **how)
         elif layers.copies:  # for each chunk, which takes as long as it hides
             return None
         else:
-            attended = project_through_host(layers, norms, eps, kernel=kernel.attend, **how)
+            attended = project_through_host(layers, norms, eps, **how)
         self.calls += 1
         return attended.flatten(2).contiguous() if layer is None else layer.end(attended.flatten(2))
 

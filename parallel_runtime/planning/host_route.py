@@ -43,9 +43,9 @@ class OnRoute:
 
     def of_inputs(self, ranks: int, width: float) -> float:
         """Of ranks that send inputs instead, of numbers so wide against those that are computed, with what the keys and
-        values of the others' tokens take besides: attention to the own ones goes before, and nothing comes back."""
+        values of the others' tokens take besides: nothing comes back, and attention waits for all."""
         comes, more = self.moved * ranks / 4 * width, self.made * (ranks - 1) * 2 / 3
-        meanwhile = self.made + self.beside + self.attention / ranks
+        meanwhile = self.made + self.beside
         return max(comes + more * fitted.LAST_OF_INPUT, meanwhile + more) - meanwhile
 
     def _behind(self, computed: float) -> float:

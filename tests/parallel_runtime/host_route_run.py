@@ -30,7 +30,6 @@ from tests.parallel_runtime.flux_forward import build_transformer, run
 from tests.parallel_runtime.polled_memory import PolledMemory
 
 HEAD_DIM = 16
-_telling: Any = KERNELS["sdpa"].attend_with_lse
 
 
 def layer_of(queries: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
@@ -54,10 +53,9 @@ def with_layer(rank: int, buffers: HostBuffers, batch: int, heads: int, like: to
     how: Any = {"kernel": KERNELS["sdpa"].attend, "buffers": buffers}
     ways = project_through_host, partial(gather_through_host, sizes=sizes)
     found = []
-    for way, kernel in zip(ways, (how["kernel"], _telling), strict=True):
+    for way in ways:
         layer = LayerBeside(given)
-        made = way(layers, norms, 1e-6, kernel=kernel, buffers=buffers, beside=layer)
-        found.append(layer.end(made.flatten(2)))
+        found.append(layer.end(way(layers, norms, 1e-6, **how, beside=layer).flatten(2)))
     attended = project_through_host(layers, norms, 1e-6, **how).flatten(2)
     gated = len(given) == 3
     hidden = linear_silu_gate(*given[:2]) if gated else linear_gelu(*given[:3])
@@ -103,7 +101,7 @@ def made_on_the_way(rank: int, buffers: HostBuffers, batch: int, heads: int, lik
     expected = ulysses_attention(*made, kernel=how["kernel"], group=dist.group.WORLD, layout=layout)
     found = [project_through_host(layers, norms, 1e-6, **how)]
     found.append(attend_through_host(*made, **how) if rank % 2 else project_through_host(layers, norms, 1e-6, **how))
-    found.append(gather_through_host(layers, norms, 1e-6, sizes, kernel=_telling, buffers=buffers))
+    found.append(gather_through_host(layers, norms, 1e-6, sizes, **how))
     return max(float((each - expected).abs().max()) for each in found)
 
 
@@ -113,7 +111,7 @@ def replay_made(rank: int, buffers: HostBuffers, batch: int, heads: int, like: t
 
     def both() -> list[torch.Tensor]:
         how: Any = {"kernel": KERNELS["sdpa"].attend, "buffers": buffers}
-        gathered = gather_through_host(layers, norms, 1e-6, sizes, kernel=_telling, buffers=buffers)
+        gathered = gather_through_host(layers, norms, 1e-6, sizes, **how)
         return [project_through_host(layers, norms, 1e-6, **how), gathered]
 
     launched = both()

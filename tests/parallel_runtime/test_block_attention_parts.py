@@ -175,8 +175,3 @@ def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_bef
         assert (found().flatten(2) - expected.flatten(2)).abs().max() < 1e-4
     assert [each is not None for each, _ in through] == [bool(beside)] * 2
     assert [sizes for _, sizes in through] == [None, split.streams.sizes]
-    monkeypatch.setattr(block_attention, "attends_in_parts", lambda *asked: False)  # a kernel that cannot
-    with way.taken():
-        found()
-    assert through[2][1] is None
-    assert tokens.noted[-1] == ""

@@ -207,8 +207,7 @@ def test_what_makes_heads_hides_most_of_their_way_and_few_ranks_send_inputs_inst
         assert exchanged(1.0, 300.0, projecting, ulysses=ranks) == pytest.approx(sent / 300e9 * 0.06)
         heads = sent / 1e9 - (attention + 3 / 4 * products) / ranks
         of_others = 2 / 3 / 4 * (ranks - 1)  # what is left to make when the last piece of four has come
-        hidden = ((1 - of_others) * products + attention / ranks) / ranks
-        inputs, halves = (sent * part * ranks / 4 / 1e9 - hidden for part in (1, 1 / 2))
+        inputs, halves = (sent * part * ranks / 4 / 1e9 - (1 - of_others) * products / ranks for part in (1, 1 / 2))
         assert (inputs < heads) == (ranks < 4)
         assert exchanged(300.0, 1.0, projecting, ulysses=ranks) == pytest.approx(min(inputs, heads))
         assert exchanged(300.0, 1.0, float8, ulysses=ranks) == pytest.approx(halves)
