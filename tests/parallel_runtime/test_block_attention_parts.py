@@ -15,6 +15,7 @@ from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.rotary import norm_rotate
 from parallel_runtime.exchange.grown_memory import PeerBuffers
 from parallel_runtime.exchange.host_exchange import HostBuffers
+from parallel_runtime.exchange.layer_beside import LayerBeside
 from parallel_runtime.mesh.agreement import NONE
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks import block_attention
@@ -127,6 +128,14 @@ def test_over_peer_memory_all_of_it_goes_into_the_exchange_and_elsewhere_none(gi
     assert len(sent) == 1
 
 
+def test_a_layer_beside_attention_tells_what_a_token_is_multiplied_with_before_attention_is_there(given):
+    *_, (x, of_x, bias, weight, last) = given
+    assert LayerBeside([x, of_x, bias, weight, last]).parameters == of_x.numel() + WIDTH * 20
+    gated = LayerBeside([x, of_x, weight[:, : HEADS * HEAD_DIM + 10]])  # half of the hidden values is the gate
+    assert gated.parameters == of_x.numel() + WIDTH * 10
+    assert gated.hidden().shape[-1] == 10
+
+
 @pytest.mark.parametrize("beside", ["", "gelu"])
 def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_before_it(given, beside, monkeypatch):
     *_, norms, eps, layers = given
@@ -153,7 +162,8 @@ def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_bef
 
     monkeypatch.setattr(block_attention, "project_through_host", through_host)
     monkeypatch.setattr(block_attention, "gather_through_host", through_host)
-    monkeypatch.setattr(block_attention, "inputs_are_sooner", lambda *asked, **more: True)
+    asked: list[Any] = []
+    monkeypatch.setattr(block_attention, "inputs_are_sooner", lambda *sizes, beside: asked.append(beside) or True)
     split = TokenSplit(single_rank_mesh())
     attention = BlockAttention(KERNELS["sdpa"], split)
     tokens: Any = split.tokens
@@ -174,4 +184,5 @@ def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_bef
     with way.taken():
         assert (found().flatten(2) - expected.flatten(2)).abs().max() < 1e-4
     assert [each is not None for each, _ in through] == [bool(beside)] * 2
+    assert set(asked) == {40 * WIDTH if beside else 0}  # numbers that a token is multiplied with, before attention
     assert [sizes for _, sizes in through] == [None, split.streams.sizes]
