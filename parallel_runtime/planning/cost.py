@@ -12,7 +12,7 @@ from ..requests.facts import NVLINK, MachineFacts, ModelFacts, RequestFacts
 from . import cost_constants as fitted
 from .coming_blocks import Coming
 from .cut import Assignment, assign_blocks, kept_bytes, most_parameters
-from .host_route import OnRoute, of_compiled
+from .host_route import of_compiled, on_route
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,8 @@ class PlannedStep:
         tokens, seconds = image + text, 0.0
         if plan.ulysses > 1:
             link = self.machine.link_over(1, plan.ulysses)
-            moved = self._sent_bytes(tokens) / (link.all_to_all * 1e9)
+            sent = 4 * self.activation(tokens) * self.padded_heads * (1 - 1 / plan.ulysses)
+            moved = sent / (link.all_to_all * 1e9)
             if route := self.on_route():
                 seconds = blocks * 2 * link.latency + route[0]
             elif plan.sequence > plan.ulysses or plan.pipe > 1 or not link.peer_access:
@@ -150,7 +151,8 @@ class PlannedStep:
                 seconds += blocks * (2 * started + moved)
             else:
                 hiding = self.model.parallel_blocks if self.compiled else 0
-                seconds += blocks * (2 * link.latency + moved) - hiding * min(moved, self._beside_seconds(tokens))
+                beside = 2 * self.batch * tokens * self.beside_parameters / self.matmul
+                seconds += blocks * (2 * link.latency + moved) - hiding * min(moved, beside)
         if plan.ring > 1:
             link = self.machine.link_over(plan.ulysses, plan.ring)
             sent = 2 * self.activation(keys / plan.ring) / plan.ulysses
@@ -163,25 +165,21 @@ class PlannedStep:
     def on_route(self) -> tuple[float, int] | None:
         """Seconds that all blocks' exchanges through the host's memory show, and how many of them send inputs; None
         where they do not go that way."""
-        plan, route = self.plan, self.machine.link_over(1, self.plan.ulysses).route * 1e9
-        if not route or plan.pipe > 1 or not plan.sequence == plan.ulysses > 1:
+        plan, model, machine = self.plan, self.model, self.machine
+        if not machine.link_over(1, plan.ulysses).route or plan.pipe > 1 or not plan.sequence == plan.ulysses > 1:
             return None
-        tokens = (keys := self.request.tokens + self.request.text_tokens) * self.token_share
-        moved = self._sent_bytes(tokens) / route
-        made = 2 * self.batch * tokens * 3 * self.model.width**2 / self.matmul
-        block = OnRoute(moved, self.attention_seconds(tokens, keys), made, self._beside_seconds(tokens))
+        keys = self.request.tokens + self.request.text_tokens
+        inner, rows = model.width * self.padded_heads, self.batch * keys * self.token_share
+        sizes = rows, keys, inner, model.width, self.beside_parameters
+        block = on_route(machine, plan.ulysses, *sizes, number=model.bytes_per_number, slowdown=self.slowdown)
         if not self.compiled:
-            return self.model.blocks * block.shown, 0
-        return of_compiled(self.model, block, self.plan.ulysses, self.machine.float8)
+            return model.blocks * block.shown, 0
+        return of_compiled(model, block, plan.ulysses, machine.float8)
 
-    def _sent_bytes(self, tokens: float) -> float:
-        """Of a block's queries, keys, values and attended values of so many tokens, to other Ulysses ranks."""
-        return 4 * self.activation(tokens) * self.padded_heads * (1 - 1 / self.plan.ulysses)
-
-    def _beside_seconds(self, tokens: float) -> float:
-        """Of the feed-forward layer of a parallel block, for so many tokens of this rank."""
-        feed_forward = fitted.FEED_FORWARD * self.model.image_parameters / self.model.blocks
-        return 2 * self.batch * tokens * feed_forward / self.matmul
+    @property
+    def beside_parameters(self) -> float:
+        """Of the feed-forward layer of a parallel block."""
+        return fitted.FEED_FORWARD * self.model.image_parameters / self.model.blocks
 
     def hop_seconds(self, tokens: float) -> float:
         """One stage hands so many tokens on to the next."""

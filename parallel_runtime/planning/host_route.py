@@ -52,6 +52,19 @@ class OnRoute:
         return min(self.shown, max(fitted.SEEN_BESIDE * self.moved, self.moved - computed))
 
 
+def on_route(
+    machine: MachineFacts, ranks: int, rows: float, keys: float, inner: float, width: float, beside: float = 0.0, *,
+    number: int = _BYTES, slowdown: float = 1.0,
+) -> OnRoute:  # fmt: skip
+    """The exchange of an attention with so many tokens of a rank's and keys: of `inner` numbers of all heads together,
+    of so many bytes, made of `width` numbers, beside a layer of so many parameters. `slowdown`: of what is computed,
+    against 16 bit."""
+    matmul, attending = (rate * 1e12 / slowdown for rate in (machine.matmul, machine.attention))
+    moved = 4 * rows * inner * number * (1 - 1 / ranks) / (machine.link.route * 1e9)
+    made, layer = 2 * rows * 3 * width * inner / matmul, 2 * rows * beside / matmul
+    return OnRoute(moved, 4 * rows * keys * inner / attending, made, layer)
+
+
 def of_compiled(model: ModelFacts, block: OnRoute, ranks: int, float8: bool) -> tuple[float, int]:
     """Seconds that are seen of all blocks' exchanges, between GPUs that multiply `float8` or do not, and how many of
     the blocks send inputs."""
@@ -78,12 +91,9 @@ def inputs_are_sooner(
     """Whether ranks with so many tokens had better send a block's inputs, `width` numbers of so many bytes, than
     heads, `inner` numbers of all together in 16 bit, where a layer beside attention has so many parameters. The same on
     all."""
-    ranks, rows, route = len(lengths), batch * max(lengths), machine.link.route * 1e9
-    if not route:
+    if not machine.link.route:
         return False
-    moved = 4 * rows * inner * _BYTES * (ranks - 1) / ranks / route
-    attention = 4 * rows * sum(lengths) * inner / (machine.attention * 1e12)
-    made = 2 * rows * 3 * width * inner / (machine.matmul * 1e12)
-    block = OnRoute(moved, attention, made, 2 * rows * beside / (machine.matmul * 1e12))
+    ranks = len(lengths)
+    block = on_route(machine, ranks, batch * max(lengths), sum(lengths), inner, width, beside)
     heads = block.parallel if beside else block.of_heads(float8=number == 1)
     return block.of_inputs(ranks, number * width / (_BYTES * inner)) < heads
