@@ -8,7 +8,15 @@ from tests.ranks import run_ranks
 
 from .test_compiled_networks import COMFYUI, with_comfyui
 
-GATHERED = {"flux": 4, "flux2": 4, "chroma": 4, "qwen-image": 3, "z-image": 4}
+GATHERED = {
+    "flux": 4,
+    "flux2": 4,
+    "chroma": 4,
+    "qwen-image": 3,
+    "z-image": 4,
+    "hunyuan image": 4,
+    "hunyuan video 1.5": 4,
+}
 """Blocks whose inputs travel."""
 GATHERED |= {"flux, float8": 4, "flux2, float8": 4, "qwen-image, float8": 3, "z-image, float8": 4}
 
@@ -26,6 +34,7 @@ def test_some_rows_of_a_float8_layer_are_those_of_all():
         (2, ["flux", "flux, float8"]),
         pytest.param(2, ["flux2", "chroma", "qwen-image", "z-image"], marks=pytest.mark.slow),
         pytest.param(2, ["flux2, float8", "qwen-image, float8", "z-image, float8"], marks=pytest.mark.slow),
+        pytest.param(2, ["hunyuan image", "hunyuan video 1.5"], marks=pytest.mark.slow),
         pytest.param(3, ["z-image", "z-image, float8"], marks=pytest.mark.slow),
     ],
 )
