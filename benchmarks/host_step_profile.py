@@ -6,7 +6,8 @@
 Models are those of benchmarks/in_comfyui/host_families.py, with random weights made on the GPU: ComfyUI's loader gets
 them as tensors and not as a file, and all that follows is what a rank does (blocks cut, compiled, forwards recorded).
 `--format` takes another of its formats than the model's. A variant is what $PARALLEL_DIT_OFF holds, with `+` in
-between; `native` is the network as ComfyUI runs it, whole on each rank, `uncompiled` ours without the compiler. The
+between; `native` is the network as ComfyUI runs it, whole on each rank, `uncompiled` ours without the compiler, and
+`inputs` or `heads` what goes through the host's memory, whatever is reckoned to be sooner. The
 distance is from the first variant's output, over its norm; calls of one variant should be 0 apart.
 """
 
@@ -18,19 +19,15 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from parallel_runtime.config import ATTENTION_BACKENDS, ParallelPlan
-from parallel_runtime.engine.measure import measure_machine
-from parallel_runtime.exchange.head_routes import HeadRoutes
-from parallel_runtime.mesh.mesh import Groups, Mesh, build_mesh, single_rank_mesh
-from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
+from parallel_runtime.config import ATTENTION_BACKENDS
+from parallel_runtime.mesh.mesh import Mesh, single_rank_mesh
+from parallel_runtime.networks import block_attention
 from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork, OwnCache
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.comfyui.seam import enter
@@ -38,13 +35,13 @@ from parallel_runtime.networks.facts import describe_network
 from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.networks.token_split import TokenSplit
-from parallel_runtime.requests.facts import CPU, MachineFacts, known_gpu
+from parallel_runtime.planning.host_route import inputs_are_sooner
+from parallel_runtime.requests.facts import MachineFacts
 from parallel_runtime.switches import SWITCHES, VARIABLE
-from workers.machine_facts import guess_link
 
-from . import alone
-from .in_comfyui.host_families import HOST_REAL, HostFamily, host_tiny, loaded_as_tensors
+from .in_comfyui.host_families import HostFamily, loaded_as_tensors
 from .kernel_times import kind_of, milliseconds, profile
+from .profiled_ranks import finish, measured, start
 
 _SIGMA = 0.7
 _WARM = 4
@@ -189,6 +186,9 @@ def measure(
         torch._dynamo.reset()
         words = [word for word in variant.split("+") if word in SWITCHES]
         os.environ[VARIABLE] = ",".join(words)
+        forced = [sent == "inputs" for sent in variant.split("+") if sent in ("inputs", "heads")]
+        sooner = (lambda *asked, forced=forced, **more: forced[0]) if forced else inputs_are_sooner
+        block_attention.inputs_are_sooner = sooner
         network: ComfyNetwork | None = None
         if variant == "native":
             assert cut is None, "native comes first"
@@ -228,48 +228,6 @@ def _refused(network: ComfyNetwork | None) -> str:
     owner = network._compiled if network is not None else None
     refused = owner.methods.refused if owner is not None else {}
     return "".join(f"; {each.__qualname__} not compiled: {why[:160]}" for each, why in refused.items())
-
-
-def start(options: argparse.Namespace) -> tuple[torch.device, Mapping[str, Any], Mesh]:
-    """This rank's device, the models by name, and the mesh of all ranks, by `comfyui` and `tiny` of the options."""
-    options.comfyui = options.comfyui.expanduser()
-    if options.alone:
-        alone.begin(options.alone)
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
-    families = host_tiny() if options.tiny else HOST_REAL  # before ComfyUI, which has a package `tests`, too
-    use_comfyui(str(options.comfyui), {"cpu": device.type == "cpu"})
-    mesh: Mesh | None = single_rank_mesh()
-    if world_size > 1:
-        on_gpu = device.type == "cuda"
-        backend, own = ("cpu:gloo,cuda:nccl", device) if on_gpu else ("gloo", None)
-        if not options.alone:
-            dist.init_process_group(backend, device_id=own, timeout=timedelta(seconds=120))
-        groups = Groups(rank, world_size, HeadRoutes)
-        mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size, groups=groups)
-    assert mesh is not None
-    return device, families, mesh
-
-
-def measured(device: torch.device, world_size: int) -> MachineFacts:
-    """What the ranks run on, as a pool measures it when it loads its first model. Collective over all ranks."""
-    if device.type == "cpu":
-        return CPU
-    used = range(min(world_size, torch.cuda.device_count()))  # one is all that there is where it is alone
-    gpus = [torch.cuda.get_device_properties(index) for index in used]
-    reached = all(torch.cuda.can_device_access_peer(0, other) for other in used[1:])
-    assumed = known_gpu(gpus[0].name, gpus[0].total_memory, guess_link(gpus, reached))
-    return measure_machine(assumed, device, world_size)
-
-
-def finish() -> None:
-    """Leave the world of several ranks."""
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
 
 
 @torch.no_grad()

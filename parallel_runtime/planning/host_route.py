@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..requests.facts import MachineFacts, ModelFacts
+from ..switches import is_on
 from . import cost_constants as fitted
 
 _BYTES = 2  # of a number
@@ -68,7 +69,7 @@ def on_route(
 def of_compiled(model: ModelFacts, block: OnRoute, ranks: int, float8: bool) -> tuple[float, int]:
     """Seconds that are seen of all blocks' exchanges, between GPUs that multiply `float8` or do not, and how many of
     the blocks send inputs."""
-    known = model.heads % ranks == 0 and (float8 or not model.float8_inputs)
+    known = model.heads % ranks == 0 and (float8 or not model.float8_inputs) and is_on("blocks")
     parallel, projecting = model.parallel_blocks, model.projecting_blocks if known else 0
     others = max(0, projecting - parallel)
     if not projecting:
@@ -79,7 +80,7 @@ def of_compiled(model: ModelFacts, block: OnRoute, ranks: int, float8: bool) -> 
         (parallel, block, block.parallel),
         (others, alone, alone.of_heads(model.float8_inputs)),
     ):
-        inputs = each.of_inputs(ranks, model.input_width) if projecting else math.inf
+        inputs = each.of_inputs(ranks, model.input_width) if projecting and is_on("gather") else math.inf
         seconds += count * min(heads, inputs)
         sending += count * (inputs < heads)
     return seconds, sending
