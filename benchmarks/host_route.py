@@ -29,7 +29,7 @@ from parallel_runtime.attention.over_ranks import WireLayout, ulysses_attention
 from parallel_runtime.attention.projections import LinearLayer, Projections
 from parallel_runtime.attention.rotary import apply_norms
 from parallel_runtime.exchange.grown_memory import ExchangedHeads, HostMemory
-from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host, project_through_host
+from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host
 from parallel_runtime.exchange.host_gather import gather_through_host
 
 WAYS = ((1, 1), (2, 4), (4, 1), (4, 2), (4, 4), (8, 4))
@@ -226,7 +226,7 @@ def measure(case: Case, nccl: bool, say: Callable[[str], None], trace: Path | No
 
 
 def measure_layers(case: Case, say: Callable[[str], None], trace: Path | None) -> None:
-    """What makes heads and the exchange together: one after the other, on the way, and by inputs."""
+    """What makes heads and the exchange together: one after the other, and by inputs."""
     (layers, norms), how = case.projected(), {"kernel": case.kernel, "buffers": case.buffers(4, 4)}
 
     def before() -> torch.Tensor:
@@ -235,7 +235,6 @@ def measure_layers(case: Case, say: Callable[[str], None], trace: Path | None) -
 
     ways: dict[str, Callable[[], torch.Tensor]] = {
         "layers, then heads": before,
-        "heads made on the way": partial(project_through_host, layers, norms, 1e-6, **how),
         "inputs, layers there": partial(gather_through_host, layers, norms, 1e-6, [case.lengths], **how),
     }
     expected = before()

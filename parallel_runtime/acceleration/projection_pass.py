@@ -1,5 +1,5 @@
 """The pass over the linear layers that make a block's queries, keys and values: they join attention's operator, which
-may compute some heads while others travel (exchange/host_exchange.py)."""
+may send what they take instead of heads (exchange/host_gather.py)."""
 
 from __future__ import annotations
 

@@ -3,13 +3,12 @@
 For GPUs of one host that do not reach each other's memory. The exchange is that of attention/over_ranks.py, in another
 order: query, key and value of all chunks go out first, then attended values, chunk by chunk, as they are computed.
 Copy engines do the copies, one in each direction. What is not hidden is the first chunk's way in and the last one's
-back, but for what a compiled block has to compute then: layers that make the other chunks' heads, and one beside
-attention (layer_beside.py). A chunk goes in pieces, so that it comes in on one GPU while the rest of it still goes out
-of the other."""
+back, but where a compiled block has a layer beside attention to compute then (layer_beside.py). A chunk goes in pieces,
+so that it comes in on one GPU while the rest of it still goes out of the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -18,8 +17,6 @@ from torch import Tensor
 
 from ..attention.kernels import Attend
 from ..attention.over_ranks import even_heads
-from ..attention.projections import Projections
-from ..attention.rotary import apply_norms
 from ..mesh.launched import unbroken
 from .host_lanes import HEADS, SLOTS, Exchange, StreamMemory
 from .layer_beside import LayerBeside
@@ -38,56 +35,35 @@ class HostBuffers:
 
 
 def attend_through_host(
-    query: Tensor, key: Tensor, value: Tensor, *, kernel: Attend, buffers: HostBuffers, scale: float | None = None
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, *, kernel: Attend, buffers: HostBuffers, scale: float | None = None,
+    beside: LayerBeside | None = None,
+) -> Tensor:  # fmt: skip
     """Attend over the tokens of all ranks; as `ulysses_attention`, with its bits, for any lengths. Collective over the
-    group. Buffers are for these shapes, heads rounded up to a multiple of the ranks."""
+    group. Buffers are for these shapes, heads rounded up to a multiple of the ranks. A layer `beside` attention is
+    begun, and not ended, which is the caller's."""
     parts = even_heads(len(buffers.lengths), query, key, value)
     wire = [part.unflatten(2, (len(buffers.lengths), -1)).permute(2, 1, 0, 3, 4) for part in parts]
-    way = _Heads(buffers, query, query.shape[3], lambda start, stop: [part[:, :, :, start:stop] for part in wire])
-    return way.go(kernel, scale, None)[:, :, : query.shape[2]]
-
-
-def project_through_host(
-    layers: Projections, norms: list[Tensor], eps: float, *, kernel: Attend, buffers: HostBuffers,
-    scale: float | None = None, beside: LayerBeside | None = None,
-) -> Tensor:  # fmt: skip
-    """The same, to rounding, of the layers that make queries, keys and values, and norms as of `rotary.apply_norms`:
-    while some heads travel, others are made. Messages are the same, so another rank may do either. As many heads come
-    from each rank. A layer `beside` attention is begun, and not ended, which is the caller's."""
-    degree = len(buffers.lengths)
-    *weights, cos, sin = norms
-    if cos.dim() == 3 and cos.shape[0] > 1:  # a row for each item of the batch
-        cos, sin = (each.repeat(degree, 1, 1) for each in (cos, sin))
-
-    def made(start: int, stop: int) -> list[Tensor]:
-        queries, keys, values = layers.of_heads(range(degree), degree, start, stop)(layers.inputs)
-        value = values[0] if len(values) == 1 else torch.cat(values, 1)
-        parts = (*apply_norms(queries, keys, [*weights, cos, sin], eps), value)
-        return [part.unflatten(0, (degree, -1)).transpose(1, 2) for part in parts]
-
-    return _Heads(buffers, layers.like, layers.head_dim, made).go(kernel, scale, beside)
+    return _Heads(buffers, wire).go(kernel, scale, beside)[:, :, : query.shape[2]]
 
 
 class _Heads:
     """The way of one attention's heads between the ranks: they come in, then attended values go back, chunk by chunk.
     All memory but that of results is taken on the caller's stream before the first message, and held until the last.
-    `like` has batch, own tokens, dtype and device. `made` gives queries, keys and values with some heads of each rank,
-    from one to another: (ranks, own tokens, batch, heads of the chunk, head dim), the first dim the rank that they go
-    to."""
+    `wire` are queries, keys and values, (ranks, own tokens, batch, heads of a rank, head dim), the first dim the rank
+    that they go to."""
 
-    def __init__(self, buffers: HostBuffers, like: Tensor, head_dim: int, made: Callable[[int, int], Sequence[Tensor]]):
+    def __init__(self, buffers: HostBuffers, wire: Sequence[Tensor]):
         lengths, rank, chunks = buffers.lengths, buffers.rank, buffers.chunks
-        batch, own, degree = like.shape[0], lengths[rank], len(lengths)
+        degree, own, batch, _, head_dim = wire[0].shape
         self._rank, self._lengths, self._pieces = rank, lengths, buffers.pieces
         self._cuts = list(pairwise(accumulate(chunks, initial=0)))
         self._exchange = Exchange(buffers.memory, rank, HEADS)
-        self._output = like.new_empty((batch, own, degree, sum(chunks), head_dim))
-        self._returned = [like.new_empty((degree, own, batch, size, head_dim)) for size in chunks]
-        self._landing = [like.new_empty((sum(lengths), batch, 3, size, head_dim)) for size in chunks]
+        self._output = wire[0].new_empty((batch, own, degree, sum(chunks), head_dim))
+        self._returned = [wire[0].new_empty((degree, own, batch, size, head_dim)) for size in chunks]
+        self._landing = [wire[0].new_empty((sum(lengths), batch, 3, size, head_dim)) for size in chunks]
         self._outgoing: list[tuple[Mapping[int, Tensor], object]] = []  # messages: by who gets it, and when it is made
         for landing, (start, stop) in zip(self._landing, self._cuts, strict=True):
-            packed = torch.stack([*made(start, stop)], dim=3)
+            packed = torch.stack([part[:, :, :, start:stop] for part in wire], dim=3)
             self._of_rank(landing, rank).copy_(packed[rank])
             self._post({to: packed[to] for to in self._exchange.others})
 

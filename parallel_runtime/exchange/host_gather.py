@@ -36,7 +36,8 @@ def gather_through_host(
     layers: Projections, norms: list[Tensor], eps: float, sizes: Sequence[Sequence[int]], *, kernel: Attend,
     buffers: HostBuffers, scale: float | None = None, beside: LayerBeside | None = None,
 ) -> Tensor:  # fmt: skip
-    """As `project_through_host`. `sizes` are the tokens of each part on each rank."""
+    """As `attend_through_host`, to rounding, of the layers that make queries, keys and values, and of norms as of
+    `rotary.apply_norms`. `sizes` are the tokens of each part on each rank."""
     inputs = _Inputs(layers, norms, sizes, buffers)  # which travels behind its packing alone, whatever comes next
     queries, keys, values = layers.whole()
     query, key = apply_norms(queries, keys, norms, eps)

@@ -45,10 +45,10 @@ TRACED = Traced()
 
 @contextmanager
 def attending(
-    attention: Callable[..., Tensor], over_peers: Route | None = None, over_host: Route | None = None
+    attention: Callable[..., Tensor], over_shared: Route | None = None, over_host: Route | None = None
 ) -> Iterator[None]:
     """Inside, in this thread, operators of compiled blocks attend so; see `BlockAttention.at` and what is named so."""
-    ways = replaced(_NOW, "over_peers", over_peers), replaced(_NOW, "over_host", over_host)
+    ways = replaced(_NOW, "over_shared", over_shared), replaced(_NOW, "over_host", over_host)
     with replaced(_NOW, "attention", attention), ways[0], ways[1]:
         yield
 
@@ -147,7 +147,7 @@ def block_attention_of_parts(
 ):
     """The same with norms and rotary embedding before it, (batch, tokens, heads * head dim), and with what a block
     makes of it, (batch, tokens, width); arguments as of `attend_over_peers`. Made by acceleration/attention_pass.py."""
-    if _NOW.over_peers and (made := _NOW.over_peers(queries, keys, values, norms, eps, beside, scale)) is not None:
+    if _NOW.over_shared and (made := _NOW.over_shared(queries, keys, values, norms, eps, beside, scale)) is not None:
         return made
     query, key = apply_norms(queries, keys, norms, eps)
     value = values[0] if len(values) == 1 else torch.cat(values, 1)

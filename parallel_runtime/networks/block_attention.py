@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ..attention.kernels import AttentionKernel
 from ..attention.projections import Projections
+from ..attention.rotary import apply_norms
 from ..errors import UnsupportedModelError, first_line
 from ..exchange.grown_memory import PeerBuffers
-from ..exchange.host_exchange import HostBuffers, project_through_host
+from ..exchange.host_exchange import HostBuffers, attend_through_host
 from ..exchange.host_gather import gather_through_host
 from ..exchange.layer_beside import LayerBeside
 from ..exchange.peer_exchange import attend_over_peers
@@ -86,22 +87,29 @@ class BlockAttention:
         with self.split.inside(where):
             return self(function, *args, **kwargs)
 
-    def over_peers(
+    def over_shared(
         self, queries: Parts, keys: Parts, values: Parts, norms: Parts, eps: float, beside: Parts, scale: float | None
     ) -> Tensor | None:
-        """As `attend_over_peers`, (batch, own tokens, width); None where heads go another way, or nowhere."""
+        """Over memory that the ranks share, (batch, own tokens, width), arguments as of `attend_over_peers`; None where
+        heads go another way, or nowhere."""
         buffers, kernel = self._shared(queries[0].dtype, *queries[0].shape[2:]), self._kernel.attend
-        if not isinstance(buffers, PeerBuffers):
+        if buffers is None:
             return None
         self.calls += 1
-        attended = attend_over_peers(queries, keys, values, norms, eps, beside, kernel, buffers, scale)
-        return attended if beside else attended.flatten(2)
+        if isinstance(buffers, PeerBuffers):
+            attended = attend_over_peers(queries, keys, values, norms, eps, beside, kernel, buffers, scale)
+            return attended if beside else attended.flatten(2)
+        query, key = apply_norms(queries, keys, norms, eps)
+        value = values[0] if len(values) == 1 else torch.cat(values, 1)
+        layer = LayerBeside(beside) if beside else None
+        attended = attend_through_host(query, key, value, kernel=kernel, buffers=buffers, scale=scale, beside=layer)
+        return _ended(attended, layer)
 
     def over_host(
         self, layers: Projections, norms: Parts, eps: float, beside: Parts, scale: float | None
     ) -> Tensor | None:
-        """The same of what queries, keys and values are made of, where heads go through the host's memory as they are
-        made, or inputs do."""
+        """The same of what queries, keys and values are made of, where that goes through the host's memory in their
+        place; None where it does not, and they are to be made first."""
         tokens, streams = self.split.tokens, self.split.streams
         buffers = self._shared(layers.like.dtype, layers.heads, layers.head_dim)
         if not isinstance(buffers, HostBuffers):
@@ -113,15 +121,11 @@ class BlockAttention:
         sizes = inner, x.shape[-1], x.itemsize, x.shape[0], buffers.lengths
         could = could and inputs_are_sooner(tokens.machine, *sizes, beside=layer.parameters if layer else 0)
         tokens.noted.append(layers.kind if could else "")
-        how: Any = {"kernel": self._kernel.attend, "buffers": buffers, "scale": scale, "beside": layer}
-        if could and tokens.gathers:
-            attended = gather_through_host(layers, norms, eps, streams.sizes, **how)
-        elif layers.copies:  # for each chunk, which takes as long as it hides
+        if not (could and tokens.gathers):
             return None
-        else:
-            attended = project_through_host(layers, norms, eps, **how)
         self.calls += 1
-        return attended.flatten(2).contiguous() if layer is None else layer.end(attended.flatten(2))
+        how: Any = {"kernel": self._kernel.attend, "buffers": buffers, "scale": scale, "beside": layer}
+        return _ended(gather_through_host(layers, norms, eps, streams.sizes, **how), layer)
 
     def _shared(self, dtype: torch.dtype, heads: int, head_dim: int) -> PeerBuffers | HostBuffers | None:
         """The memory that ranks share for attention of a whole block; None where there is none, or for other heads."""
@@ -214,3 +218,8 @@ class BlockAttention:
             return asked.q  # of a piece, this rank has nothing
         asked.k, asked.v, asked.mask = *split.gathered[2:], mask
         return asked.own()
+
+
+def _ended(attended: Tensor, layer: LayerBeside | None) -> Tensor:
+    """What a block makes of attended values (batch, own tokens, heads, head dim) with the layer beside attention."""
+    return attended.flatten(2).contiguous() if layer is None else layer.end(attended.flatten(2))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from ..attention import operators
-from ..attention.projections import Rows
 from .quantised_layers import KINDS, whole_products
 
 
@@ -32,7 +31,7 @@ def float8_rows(
     x: torch.Tensor, inside: list[torch.Tensor], kind: str, dtype: torch.dtype, first: int, size: int
 ) -> torch.Tensor:
     """The same with so many rows of the weight, from one on: a part of the output (acceleration/passes.py)."""
-    return Float8Layer(inside, kind, dtype).rows([first], size)(x)[0]
+    return Float8Layer(inside, kind, dtype).rows(first, size)(x)
 
 
 @operators.shapes_of(float8_rows)
@@ -47,21 +46,15 @@ class Float8Layer:
     inside: list[torch.Tensor]
     kind: str
     dtype: torch.dtype
-    copies: ClassVar[bool] = True
 
-    def rows(self, firsts: Sequence[int], size: int) -> Rows:
-        """As one product of rows that are copied side by side."""
-        layer = KINDS[self.kind].filled(self.inside)
+    def rows(self, first: int, size: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """As they lie there."""
+        layer, used = KINDS[self.kind].filled(self.inside), slice(first, first + size)
         weight, bias = layer.weight, layer.bias
-        rows = _rows(weight._qdata.view(torch.uint8), firsts, size).view(weight._qdata.dtype)
+        rows = weight._qdata.view(torch.uint8)[used].view(weight._qdata.dtype)
         layer._parameters["weight"] = _like(weight, rows, weight._params.scale, weight._params.orig_dtype)
-        layer._parameters["bias"] = None if bias is None else _rows(bias, firsts, size)
-        return lambda x: _of_float8(x, layer, self.dtype).unflatten(2, (len(firsts), size)).permute(2, 0, 1, 3)
-
-
-def _rows(whole: torch.Tensor, firsts: Sequence[int], size: int) -> torch.Tensor:
-    parts = [whole[first : first + size] for first in firsts]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        layer._parameters["bias"] = None if bias is None else bias[used]
+        return lambda x: _of_float8(x, layer, self.dtype)
 
 
 def _of_float8(x: torch.Tensor, layer: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -124,7 +124,7 @@ class Network:
         split.modulation.begin(self.mesh if shares else None)
         with contextlib.ExitStack() as held:
             held.callback(split.end)
-            held.enter_context(attending(self._attend.at, self._attend.over_peers, self._attend.over_host))
+            held.enter_context(attending(self._attend.at, self._attend.over_shared, self._attend.over_host))
             if compiled is not None:
                 held.enter_context(compiled.around_forward())
             if self.stream is not None:

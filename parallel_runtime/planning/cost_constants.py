@@ -50,8 +50,10 @@ SEEN_OF_EXCHANGE = 0.31  # of it; counted: a chunk of four and a piece, exchange
 """Of the way through the host's memory, however long attention hides it."""
 SEEN_BESIDE = 0.06  # of it; counted: the way back of one chunk of four, a quarter of what travels
 """Of that where the block has a feed-forward layer to compute meanwhile."""
-MADE_MEANWHILE = 3 / 4  # of products; counted: three chunks of four, exchange/host_exchange.py
-"""That make queries, keys and values, while the chunks before travel."""
+IN_PIECES = 1.25  # times; estimated, host_route.md: Z-Image, 2048²
+"""That products of others' tokens take, as they come in pieces."""
+INPUT_PASSES = 11  # queries, keys or values; estimated, host_route.md: Z-Image, 2048²
+"""That norms, rotation and copies of others' keys and values read and write."""
 LAST_OF_INPUT = 1 / 4  # of products; counted: a piece of four, exchange/host_gather.py
 """That make keys and values of others' tokens, what is left to do when the last piece of their input has come."""
 MERGE_PASSES = 12  # activations a token and pass of the ring; counted, in float32

@@ -16,12 +16,14 @@ _BYTES = 2  # of a number
 @dataclass(frozen=True)
 class OnRoute:
     """An exchange that moves queries, keys, values and attended values for so many seconds, and what a rank computes
-    meanwhile, in seconds: attention, what makes queries, keys and values, and a feed-forward layer beside attention."""
+    meanwhile, in seconds: attention, what makes queries, keys and values, and a feed-forward layer beside attention.
+    `passed`: of a pass of memory over queries, keys or values."""
 
     moved: float
     attention: float
-    made: float = 0.0
-    beside: float = 0.0
+    made: float
+    beside: float
+    passed: float
 
     @property
     def shown(self) -> float:
@@ -29,28 +31,17 @@ class OnRoute:
         return self.moved - min(self.moved, self.attention) * (1 - fitted.SEEN_OF_EXCHANGE)
 
     @property
-    def projected(self) -> float:
-        """Where heads are made on the way."""
-        return self._behind(self.attention + self.made * fitted.MADE_MEANWHILE)
-
-    @property
-    def parallel(self) -> float:
-        """With the layer beside attention, too."""
-        return self._behind(self.attention + self.made * fitted.MADE_MEANWHILE + self.beside)
-
-    def of_heads(self, float8: bool) -> float:
-        """Where heads are made on the way; of float8 layers they are made before."""
-        return self.shown if float8 else self.projected
+    def of_heads(self) -> float:
+        """Behind the layer beside attention, too."""
+        return max(fitted.SEEN_BESIDE * self.moved, self.shown - self.beside)
 
     def of_inputs(self, ranks: int, width: float) -> float:
         """Of ranks that send inputs instead, of numbers so wide against those that are computed, with what the keys and
         values of the others' tokens take besides: nothing comes back, and attention waits for all."""
-        comes, more = self.moved * ranks / 4 * width, self.made * (ranks - 1) * 2 / 3
+        of_each = self.made * 2 / 3 * fitted.IN_PIECES + self.passed * fitted.INPUT_PASSES
+        comes, more = self.moved * ranks / 4 * width, (ranks - 1) * of_each
         meanwhile = self.made + self.beside
         return max(comes + more * fitted.LAST_OF_INPUT, meanwhile + more) - meanwhile
-
-    def _behind(self, computed: float) -> float:
-        return min(self.shown, max(fitted.SEEN_BESIDE * self.moved, self.moved - computed))
 
 
 def on_route(
@@ -63,26 +54,22 @@ def on_route(
     matmul, attending = (rate * 1e12 / slowdown for rate in (machine.matmul, machine.attention))
     moved = 4 * rows * inner * number * (1 - 1 / ranks) / (machine.link.route * 1e9)
     made, layer = 2 * rows * 3 * width * inner / matmul, 2 * rows * beside / matmul
-    return OnRoute(moved, 4 * rows * keys * inner / attending, made, layer)
+    passed = rows * inner * number / (machine.memory_rate * 1e9)
+    return OnRoute(moved, 4 * rows * keys * inner / attending, made, layer, passed)
 
 
 def of_compiled(model: ModelFacts, block: OnRoute, ranks: int, float8: bool) -> tuple[float, int]:
     """Seconds that are seen of all blocks' exchanges, between GPUs that multiply `float8` or do not, and how many of
     the blocks send inputs."""
-    known = model.heads % ranks == 0 and (float8 or not model.float8_inputs) and is_on("blocks")
-    parallel, projecting = model.parallel_blocks, model.projecting_blocks if known else 0
+    known = model.heads % ranks == 0 and (float8 or not model.float8_inputs)
+    parallel, projecting = (each if is_on("blocks") else 0 for each in (model.parallel_blocks, model.projecting_blocks))
+    projecting = projecting if known else 0
     others = max(0, projecting - parallel)
-    if not projecting:
-        block = replace(block, made=0.0)
-    alone = replace(block, beside=0.0)
     seconds, sending = (model.blocks - parallel - others) * block.shown, 0
-    for count, each, heads in (
-        (parallel, block, block.parallel),
-        (others, alone, alone.of_heads(model.float8_inputs)),
-    ):
+    for count, each in ((parallel, block), (others, replace(block, beside=0.0))):
         inputs = each.of_inputs(ranks, model.input_width) if projecting and is_on("gather") else math.inf
-        seconds += count * min(heads, inputs)
-        sending += count * (inputs < heads)
+        seconds += count * min(each.of_heads, inputs)
+        sending += count * (inputs < each.of_heads)
     return seconds, sending
 
 
@@ -96,5 +83,4 @@ def inputs_are_sooner(
         return False
     ranks = len(lengths)
     block = on_route(machine, ranks, batch * max(lengths), sum(lengths), inner, width, beside)
-    heads = block.parallel if beside else block.of_heads(float8=number == 1)
-    return block.of_inputs(ranks, number * width / (_BYTES * inner)) < heads
+    return block.of_inputs(ranks, number * width / (_BYTES * inner)) < block.of_heads

@@ -37,8 +37,8 @@ class ModelFacts:
     # Blocks that attend and feed forward from one input (FLUX's single blocks); compiled, their exchange runs beside
     # matrix products (exchange/layer_beside.py).
     parallel_blocks: int = 0
-    # Blocks whose attention is given the layers that make queries, keys and values, once compiled: some heads are made
-    # while others travel, or the layers' inputs do, which may be float8 (acceleration/projection_pass.py).
+    # Blocks whose attention is given the layers that make queries, keys and values, once compiled, whose inputs may
+    # travel instead, in float8 in some files (acceleration/projection_pass.py).
     projecting_blocks: int = 0
     float8_inputs: bool = False
 

@@ -208,11 +208,10 @@ def compare_rows(rank: int, world_size: int, comfyui: str) -> dict[str, bool]:
     layer.look_inside()
     x = torch.randn(2, 5, 32).clamp(-448, 448).to(torch.float8_e4m3fn)
     whole = float8_layer(x, layer.inside, layer.kind, torch.float32)
-    some = Float8Layer(layer.inside, layer.kind, torch.float32).rows([8, 40, 72], 16)(x)
-    expected = torch.stack([whole[..., first : first + 16] for first in (8, 40, 72)])
+    some = Float8Layer(layer.inside, layer.kind, torch.float32).rows(8, 48)(x)
     part = float8_rows(x, layer.inside, layer.kind, torch.float32, 32, 64)
     return {
-        "alike": torch.equal(some, expected) and torch.equal(part, whole[..., 32:]),
+        "alike": torch.equal(some, whole[..., 8:56]) and torch.equal(part, whole[..., 32:]),
         "large": bool(whole.abs().mean() > 0.1),
         "as it is": torch.equal(whole, layer(x.float())),
         "rounds": layer.rounds,

@@ -18,7 +18,7 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.exchange import grown_memory, head_routes, host_gather, host_lanes
 from parallel_runtime.exchange.grown_memory import ExchangedHeads, HostMemory
 from parallel_runtime.exchange.head_routes import HeadRoutes
-from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host, project_through_host
+from parallel_runtime.exchange.host_exchange import HostBuffers, attend_through_host
 from parallel_runtime.exchange.host_gather import gather_through_host
 from parallel_runtime.exchange.layer_beside import LayerBeside
 from parallel_runtime.mesh.mesh import Groups, build_mesh
@@ -46,17 +46,18 @@ def layer_of(queries: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
 
 
 def with_layer(rank: int, buffers: HostBuffers, batch: int, heads: int, like: torch.Tensor) -> float:
-    """How far what a block makes of attended values and the layer beside them is from one after the other, where heads
-    are made on the way and where inputs are gathered."""
+    """How far what a block makes of attended values and the layer beside them is from one after the other, of heads and
+    where inputs are gathered."""
     layers, norms, sizes = layers_of(rank, buffers.lengths, batch, heads, like)
     given = layer_of(layers.whole()[0], rank)
     how: Any = {"kernel": KERNELS["sdpa"].attend, "buffers": buffers}
-    ways = project_through_host, partial(gather_through_host, sizes=sizes)
+    made = made_first(layers, norms)
+    ways = partial(attend_through_host, *made), partial(gather_through_host, layers, norms, 1e-6, sizes)
     found = []
     for way in ways:
         layer = LayerBeside(given)
-        found.append(layer.end(way(layers, norms, 1e-6, **how, beside=layer).flatten(2)))
-    attended = project_through_host(layers, norms, 1e-6, **how).flatten(2)
+        found.append(layer.end(way(**how, beside=layer).flatten(2)))
+    attended = attend_through_host(*made, **how).flatten(2)
     gated = len(given) == 3
     hidden = linear_silu_gate(*given[:2]) if gated else linear_gelu(*given[:3])
     weight, bias = (given[2], None) if gated else given[3:]
@@ -90,29 +91,30 @@ def layers_of(
     return layers, [*norms, angles.cos(), angles.sin()], sizes
 
 
-def made_on_the_way(rank: int, buffers: HostBuffers, batch: int, heads: int, like: torch.Tensor) -> float:
-    """How far attention whose heads are made while others travel is from that of heads that were made before; those
-    of ranks with an odd number are, in the second of three. In the third, inputs are gathered."""
-    layers, norms, sizes = layers_of(rank, buffers.lengths, batch, heads, like)
+def made_first(layers: Projections, norms: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values of a rank's tokens."""
     queries, keys, values = layers.whole()
-    how: Any = {"kernel": KERNELS["sdpa"].attend, "buffers": buffers}
-    made = (*apply_norms(queries, keys, norms, 1e-6), torch.cat(values, 1))
+    return (*apply_norms(queries, keys, norms, 1e-6), torch.cat(values, 1))
+
+
+def gathered(rank: int, buffers: HostBuffers, batch: int, heads: int, like: torch.Tensor) -> float:
+    """How far attention where inputs are gathered is from that of heads."""
+    layers, norms, sizes = layers_of(rank, buffers.lengths, batch, heads, like)
+    made, kernel = made_first(layers, norms), KERNELS["sdpa"].attend
     layout = layout_of(rank, buffers, made[0])
-    expected = ulysses_attention(*made, kernel=how["kernel"], group=dist.group.WORLD, layout=layout)
-    found = [project_through_host(layers, norms, 1e-6, **how)]
-    found.append(attend_through_host(*made, **how) if rank % 2 else project_through_host(layers, norms, 1e-6, **how))
-    found.append(gather_through_host(layers, norms, 1e-6, sizes, **how))
-    return max(float((each - expected).abs().max()) for each in found)
+    expected = ulysses_attention(*made, kernel=kernel, group=dist.group.WORLD, layout=layout)
+    found = gather_through_host(layers, norms, 1e-6, sizes, kernel=kernel, buffers=buffers)
+    return float((found - expected).abs().max())
 
 
-def replay_made(rank: int, buffers: HostBuffers, batch: int, heads: int, like: torch.Tensor) -> bool:
-    """Whether both ways have the bits of what was launched where they are replayed, twice."""
+def replay_both(rank: int, buffers: HostBuffers, batch: int, heads: int, like: torch.Tensor) -> bool:
+    """Whether inputs and heads have the bits of what was launched where they are replayed, twice."""
     layers, norms, sizes = layers_of(rank, buffers.lengths, batch, heads, like)
 
     def both() -> list[torch.Tensor]:
         how: Any = {"kernel": KERNELS["sdpa"].attend, "buffers": buffers}
-        gathered = gather_through_host(layers, norms, 1e-6, sizes, **how)
-        return [project_through_host(layers, norms, 1e-6, **how), gathered]
+        of_inputs = gather_through_host(layers, norms, 1e-6, sizes, **how)
+        return [attend_through_host(*made_first(layers, norms), **how), of_inputs]
 
     launched = both()
     graph = torch.cuda.CUDAGraph()
@@ -159,10 +161,10 @@ def cut_so(chunks: int, pieces: int) -> HostMemory:
 def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
     """{"alike": whether each case (batch, heads, lengths, chunks, pieces, scale) has the bits of `ulysses_attention`,
     twice, "words": what words are left behind, "largest": difference to attention over all tokens on one rank, "beside"
-    that of a layer beside it, "made" that of heads that are made on the way}."""
+    that of a layer beside it, "gathered" that of inputs}."""
     host_lanes.LEAST_MESSAGE = host_gather._LEAST_PIECE = 1
     grown_memory._LEAST = 1  # so inputs come in as many pieces as the room for messages asks for
-    device, alike, largest, beside, made = torch.device("cpu"), [], 0.0, 0.0, 0.0
+    device, alike, largest, beside, inputs = torch.device("cpu"), [], 0.0, 0.0, 0.0
     grown_memory.StreamMemory = PolledMemory  # type: ignore[misc]
     memories = {(c, p): cut_so(c, p) for *_, c, p, _ in cases}
     for batch, heads, lengths, chunks, pieces, scale in cases:
@@ -182,10 +184,10 @@ def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any
         largest = max(largest, float((found - of_one).abs().max()))
         if heads % world_size == 0:
             beside = max(beside, with_layer(rank, buffers, batch, heads, whole))
-            made = max(made, made_on_the_way(rank, buffers, batch, heads, whole))
+            inputs = max(inputs, gathered(rank, buffers, batch, heads, whole))
     dist.barrier()
     words = {word for memory in memories.values() for word in memory._memory.words()}  # type: ignore[union-attr]
-    return {"alike": alike, "words": sorted(words), "largest": largest, "beside": beside, "made": made}
+    return {"alike": alike, "words": sorted(words), "largest": largest, "beside": beside, "gathered": inputs}
 
 
 def grow(rank: int, world_size: int) -> dict[str, Any]:
@@ -257,7 +259,7 @@ def on_gpu(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     routes = HeadRoutes(dist.group.WORLD)
-    found: dict[str, Any] = {"launched": [], "replayed": [], "beside": [], "made": []}
+    found: dict[str, Any] = {"launched": [], "replayed": [], "beside": [], "gathered": []}
     for batch, heads, lengths, chunks, pieces, scale in cases:
         padded = -(-heads // world_size) * world_size
         shape = ExchangedHeads(tuple(lengths), batch, padded, 128, torch.bfloat16, device)
@@ -273,8 +275,8 @@ def on_gpu(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]
         found["replayed"] += replay(rank, buffers, whole, [expected for _, expected in both], scale)
         if heads % world_size == 0:
             found["beside"].append(with_layer(rank, buffers, batch, heads, whole[0]))
-            found["made"].append(made_on_the_way(rank, buffers, batch, heads, whole[0]))
-            found["replayed"].append(replay_made(rank, buffers, batch, heads, whole[0]))
+            found["gathered"].append(gathered(rank, buffers, batch, heads, whole[0]))
+            found["replayed"].append(replay_both(rank, buffers, batch, heads, whole[0]))
     return found
 
 

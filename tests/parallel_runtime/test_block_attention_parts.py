@@ -75,7 +75,7 @@ def call(given: Any, attention: BlockAttention, beside: str, scale: float | None
     *front, layers = given
     gated = [layers[0], layers[1], layers[3][:, : HEADS * HEAD_DIM + 10]]
     chosen = {"": [], "gelu": layers, "gate": gated}[beside]
-    with attending(attention.at, attention.over_peers):
+    with attending(attention.at, attention.over_shared):
         found = block_attention_of_parts(*front, chosen, HEADS, "attention_pytorch", None, scale, True)
     expected = attend(*front, chosen, scale)
     expected = expected if beside else expected.flatten(2)
@@ -116,15 +116,15 @@ def test_over_peer_memory_all_of_it_goes_into_the_exchange_and_elsewhere_none(gi
     for name, value in others.items():
         kept = getattr(tokens, name)
         setattr(tokens, name, value)
-        assert attention.over_peers(*front, [], None) is None
+        assert attention.over_shared(*front, [], None) is None
         setattr(tokens, name, kept)
     for name, value in {"alone": 0, "whole_queries": True, "gathers_keys": True, "kept": 2}.items():
         kept = getattr(split, name)
         setattr(split, name, value)
-        assert attention.over_peers(*front, [], None) is None
+        assert attention.over_shared(*front, [], None) is None
         setattr(split, name, kept)
     monkeypatch.setenv("PARALLEL_DIT_OFF", "blocks")
-    assert attention.over_peers(*front, [], None) is None
+    assert attention.over_shared(*front, [], None) is None
     assert len(sent) == 1
 
 
@@ -137,7 +137,7 @@ def test_a_layer_beside_attention_tells_what_a_token_is_multiplied_with_before_a
 
 
 @pytest.mark.parametrize("beside", ["", "gelu"])
-def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_before_it(given, beside, monkeypatch):
+def test_layers_of_queries_keys_and_values_run_first_or_their_inputs_are_exchanged(given, beside, monkeypatch):
     *_, norms, eps, layers = given
     inner = HEADS * HEAD_DIM
     generator = torch.Generator().manual_seed(1)
@@ -152,16 +152,21 @@ def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_bef
     expected = attend(*front, norms, eps, chosen, None)
     through: list[Any] = []
 
-    def through_host(projections, norms, eps, sizes=None, *, kernel, buffers, scale, beside):
+    def went(beside, sizes, attended):
         through.append((beside, sizes))
-        attended = attend(*projections.whole(), norms, eps, [], scale)
         if beside is not None:
             beside.begin()
             beside.go_on()
         return attended
 
-    monkeypatch.setattr(block_attention, "project_through_host", through_host)
-    monkeypatch.setattr(block_attention, "gather_through_host", through_host)
+    def of_heads(query, key, value, *, kernel, buffers, scale, beside):
+        return went(beside, None, kernel(query, key, value, None, scale))
+
+    def of_inputs(projections, norms, eps, sizes, *, kernel, buffers, scale, beside):
+        return went(beside, sizes, attend(*projections.whole(), norms, eps, [], scale))
+
+    monkeypatch.setattr(block_attention, "attend_through_host", of_heads)
+    monkeypatch.setattr(block_attention, "gather_through_host", of_inputs)
     asked: list[Any] = []
     monkeypatch.setattr(block_attention, "inputs_are_sooner", lambda *sizes, beside: asked.append(beside) or True)
     split = TokenSplit(single_rank_mesh())
@@ -171,7 +176,7 @@ def test_layers_of_queries_keys_and_values_are_computed_with_the_exchange_or_bef
 
     def found() -> torch.Tensor:
         rest = (HEADS, HEAD_DIM, torch.float32, norms, eps, chosen, "attention_pytorch", None, None, True)
-        with attending(attention.at, attention.over_peers, attention.over_host):
+        with attending(attention.at, attention.over_shared, attention.over_host):
             return block_attention_of_layers(inputs, [0, 1], tensors, [2, 1], ["", ""], places, *rest)
 
     assert (found() - (expected if beside else expected.flatten(2))).abs().max() < 1e-4

@@ -40,7 +40,7 @@ def test_explain_tells_how_many_blocks_send_their_input_where_that_is_sooner(mon
 
     assert "12 of 24 heads each; 57 of 57 blocks send their input instead" in told(4.0)
     assert "; 19 of 57 blocks send" in told(8.0)  # the feed-forward layer of the others hides heads
-    assert "send their input" not in told(13.0)
+    assert "send their input" not in told(20.0)
     assert "send their input" not in told(4.0, replace(FLUX_DEV, projecting_blocks=0))
     assert "send their input" not in told(0.0)
     for switch in ("gather", "blocks"):

@@ -32,7 +32,7 @@ def test_the_bits_are_those_of_ulysses_for_any_lengths_heads_batches_and_chunks(
         assert found["words"] == [0]  # as a recording finds them
         assert found["largest"] < 1e-5
         assert found["beside"] < 1e-5
-        assert found["made"] < 1e-5
+        assert found["gathered"] < 1e-5
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -170,4 +170,4 @@ def test_two_ranks_of_one_gpu_have_the_bits_of_ulysses_launched_and_recorded():
         assert all(found["launched"]), found
         assert all(found["replayed"]), found
         assert max(found["beside"]) < 0.02, found  # sums of bfloat16 in another order
-        assert max(found["made"]) < 0.05, found
+        assert max(found["gathered"]) < 0.05, found

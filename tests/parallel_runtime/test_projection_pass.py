@@ -125,22 +125,16 @@ def test_layers_join_where_nothing_else_reads_or_changes_what_they_make(make, la
     assert (found - expected).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_some_heads_of_each_rank_are_those_of_all(ranks, batch):
-    text, image = drawn(batch, 3, WIDTH), drawn(batch, 5, WIDTH)
+@pytest.mark.parametrize("kinds", [(0, 1, 2), (1, 2), (0,)])
+def test_each_kind_is_made_of_its_rows_of_the_layers(kinds):
+    text, image = drawn(2, 3, WIDTH), drawn(2, 5, WIDTH)
     weights, biases = [drawn(4 * SIZE, WIDTH)[SIZE:], *THREE], [BIAS, None, drawn(SIZE), None]
     made_by = [LinearLayer(*layer) for layer in zip(weights, biases, strict=True)]
     places = [0, 0, 1, 0, 0, SIZE, 2, 0, 0, 2 * SIZE, 3, 0]
     layers = Projections([text, image], [0, 1, 1, 1], made_by, places, HEADS, HEAD_DIM, torch.float32)
-    whole, each = layers.whole(), HEADS // ranks
-    for start in range(each):
-        for stop in range(start + 1, each + 1):
-            found = layers.of_heads(range(ranks), ranks, start, stop)(layers.inputs)
-            for all_heads, some in zip(whole, found, strict=True):
-                for part, of_ranks in zip(all_heads, some, strict=True):
-                    expected = (
-                        part.unflatten(2, (ranks, each))[:, :, :, start:stop].permute(2, 0, 1, 3, 4).flatten(0, 1)
-                    )
-                    assert of_ranks.shape == expected.shape
-                    assert (of_ranks - expected).abs().max() < 1e-4
+    joint = F.linear(text, weights[0], BIAS).chunk(3, -1)
+    alone = [F.linear(image, weights[1 + kind], biases[1 + kind]) for kind in range(3)]
+    found = layers.of_all_heads(kinds)([text, image])
+    for kind, parts in zip(kinds, found, strict=True):
+        for part, expected in zip(parts, (joint[kind], alone[kind]), strict=True):
+            assert (part.flatten(2) - expected).abs().max() < 1e-5
