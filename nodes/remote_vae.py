@@ -16,7 +16,7 @@ from parallel_runtime.errors import OutOfMemoryError, RequestError
 from parallel_runtime.requests.comfyui_code import Scalar
 from parallel_runtime.requests.requests import VaeFile
 from parallel_runtime.said import Said, said
-from parallel_runtime.vae.families import find_half
+from parallel_runtime.vae.families import find_half, find_tiles
 
 from .comfyui_code import comfyui_code
 from .interrupt import stopping_with_prompt
@@ -85,10 +85,13 @@ class RemoteVae:
         """ComfyUI 0.33 then has memory ready for a picture whose size it knows: three passes over a video fewer."""
         source = self.source
         says_all = getattr(source, "conv_out_channels", source.output_channels) == source.output_channels
-        return says_all and find_half(source.first_stage_model, "decoder") is not None
+        network = source.first_stage_model
+        return says_all and bool(find_half(network, "decoder") or find_tiles(network, "decoder"))
 
     def decode_output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Of the picture, by ComfyUI's numbers."""
+        """Of the picture, by the network or ComfyUI's numbers."""
+        if getattr(self.source.first_stage_model, "comfy_has_chunked_io", False):
+            return tuple(self.source.first_stage_model.decode_output_shape(shape))
         source, sizes = self.source, shape[-self.source.latent_dim :]
         ratio = source.upscale_ratio
         scaled = zip(ratio if isinstance(ratio, tuple) else (ratio,) * len(sizes), sizes, strict=False)
@@ -97,7 +100,8 @@ class RemoteVae:
 
     def decode(self, z: torch.Tensor, output_buffer: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
         memory = self.source.memory_used_decode(z.shape, z.dtype)
-        answer = math.prod(self.decode_output_shape(z.shape)) * z.dtype.itemsize
+        made = torch.float32 if find_tiles(self.source.first_stage_model, "decoder") else z.dtype
+        answer = math.prod(self.decode_output_shape(z.shape)) * made.itemsize
         return self._run("decoder", z, memory, answer, options, output_buffer)
 
     def encode(self, x: torch.Tensor, device: Any = None, **options: Any) -> torch.Tensor:
@@ -208,4 +212,6 @@ def describe(remote: RemoteVae) -> Said:
         return said("Encodes and decodes on one device.")
     if find_half(network, "decoder") or find_half(network, "encoder"):
         return said("Encodes and decodes on {count} devices, each with its rows of the picture.", count=ranks)
+    if find_tiles(network, "decoder"):
+        return said("Encodes and decodes on {count} devices, each with some of the picture's tiles.", count=ranks)
     return said("{name} runs on one of the devices: its pictures cannot be shared out.", name=type(network).__name__)

@@ -6,7 +6,8 @@ python -m benchmarks.in_comfyui.vae_files --comfyui ~/ComfyUI --folder models/va
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -58,7 +59,7 @@ def ltx() -> nn.Module:
 
 
 def h3() -> nn.Module:
-    """MiniMax H3's for pictures, not quantised."""
+    """MiniMax H3's for pictures; `in_int8` makes of it what the official templates load."""
     import comfy.ops
     from comfy.ldm.minimax.vae import MiniMaxH3VideoVAE
 
@@ -67,6 +68,18 @@ def h3() -> nn.Module:
 
 MAKERS: dict[str, Callable[[], nn.Module]] = {"flux": flux, "flux2": flux2, "wan": wan, "ltx": ltx, "h3": h3}
 """ComfyUI's classes, by the name of the file."""
+
+
+def in_int8(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights with those of a transformer's products in int8, to be used with rotated inputs, as ComfyUI reads them."""
+    said = list(json.dumps({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256}).encode())
+    made = dict(weights)
+    for name, value in weights.items():
+        if "transformer_blocks" in name and value.ndim == 2:
+            scale, layer = value.float().abs().amax(1, keepdim=True) / 127, name.removesuffix("weight")
+            made[name] = (value / scale).round().to(torch.int8)
+            made |= {f"{layer}weight_scale": scale, f"{layer}comfy_quant": torch.tensor(said, dtype=torch.uint8)}
+    return made
 
 
 def main() -> None:
@@ -81,7 +94,7 @@ def main() -> None:
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
             made = MAKERS[name]()
         weights = {key: _halved(value) for key, value in fill(made).state_dict().items()}
-        save_file(weights, options.folder / vae_file(name))
+        save_file(in_int8(weights) if name == "h3" else weights, options.folder / vae_file(name))
 
 
 def _halved(value: torch.Tensor) -> torch.Tensor:

@@ -21,25 +21,21 @@ from ..acceleration.channels_last import length_norms
 from ..mesh.agreement import failing_at_the_next_vote
 from ..networks.shares import split_sizes
 from ..replaced import replaced
-from .families import Half, find_half
+from .compiled_decoder import CompiledDecoder
+from .families import Half, find_half, find_tiles
 from .row_functions import RowFunctions
 from .rows import Rows
+from .tiles import cut, shared_tiles
 
 LEAST = 2  # rows of a latent that a rank has at least: a picture that is mirrored at its border needs two
 CHUNK = 128 << 20
 """Bytes that ComfyUI computes at once on a large GPU. On every rank alike, whatever it has: it decides what is sent."""
-_TILED = {
-    ("comfy.ldm.minimax.vae:MiniMaxH3VideoVAE", "decoder"): ("tiled_decode", "_decode_pixels"),
-    ("comfy.ldm.minimax.vae:MiniMaxH3VideoVAE", "encoder"): ("tiled_encode", "_encode_moments"),
-}
-"""Of VAEs that cut a picture into tiles by themselves: the methods of a half that compute a picture or some frames, a
-tile after the other by rows of tiles, and that compute one."""
 Run = Callable[[torch.Tensor], torch.Tensor]  # a rank's part of a half: its rows -> its rows of what is made
 
 
 def shared_ranks(vae: nn.Module, name: str, shape: Sequence[int], unit: int, ranks: int) -> int:
     """How many ranks, all or one, run an "encoder" or "decoder" on this shape; `unit` rows are one of the latent."""
-    if find_tiled(vae, name):
+    if find_tiles(vae, name):
         return ranks if len(cut(vae, name, torch.empty(shape, device="meta"))) > 1 else 1
     rows = shape[-2]
     if find_half(vae, name) is None or len(shape) < 4 or rows % unit or rows // unit < LEAST * ranks:
@@ -51,7 +47,7 @@ def run_half(
     vae: nn.Module, name: str, x: torch.Tensor, *, unit: int, ranks: int, rank: int, group: dist.ProcessGroup | None,
     options: Mapping[str, Any] = MappingProxyType({}), tried: bool = False, fused: bool = True,
     now_and_then: Callable[[], None] = lambda: None,
-    through: Callable[[Run, torch.Tensor], torch.Tensor] | None = None,
+    through: Callable[[Run, torch.Tensor], torch.Tensor] | None = None, compiled: CompiledDecoder | None = None,
 ) -> torch.Tensor | None:  # fmt: skip
     """Encode or decode. Each of the ranks calls it with the same tensor; the first returns what the VAE alone would,
     the others None. PeerFailedError: another rank could not run its part.
@@ -63,11 +59,14 @@ def run_half(
         fused: whether channels_last.py's kernels may be used, on every rank alike.
         now_and_then: called by all ranks at the same places; what it raises ends the run there. Not in a recording.
         through: what runs the part of a rank that shares the rows with others, if not the rank itself.
+        compiled: what compiles blocks where the half has such, if they are to be, on every rank alike.
     """
     half, part, on_gpu = find_half(vae, name), getattr(vae, name, vae), x.is_cuda
     with failing_at_the_next_vote(None if tried else group) as vote:
-        if methods := find_tiled(vae, name):
-            with shared_tiles(vae, name, methods, Rows(rank, (1,) * ranks, vote, group), now_and_then):
+        if tiles := find_tiles(vae, name):
+            place, blocks = Rows(rank, (1,) * ranks, vote, group), getattr(part, tiles.blocks, ())
+            compiling = compiled.running(blocks) if compiled and blocks and fused else contextlib.nullcontext()
+            with compiling, shared_tiles(vae, name, tiles, place, now_and_then):
                 done = _call(vae, name, x, None, options)
             return done if rank == 0 else None
 
@@ -129,52 +128,4 @@ def _changed(part: nn.Module, half: Half | None, rows: Rows, functions: RowFunct
         for owner, name in itertools.product((code, *part.modules()), half.limits):
             if name in vars(owner):
                 stack.enter_context(replaced(owner, name, math.inf))
-        yield
-
-
-def find_tiled(vae: nn.Module, name: str) -> tuple[str, str] | None:
-    """The methods of a VAE's `encoder` or `decoder` that know tiles; None of one that does not cut pictures."""
-    methods = _TILED.get((f"{type(vae).__module__}:{type(vae).__name__}", name))
-    return methods if methods and all(hasattr(vae, method) for method in methods) else None
-
-
-def cut(vae: Any, name: str, x: torch.Tensor) -> list[torch.Tensor]:
-    """The tiles of (B, C, T, rows, columns), in the order in which the VAE computes them: views of one shape."""
-    ratio = vae.vae_ratio if name == "decoder" else 1
-
-    def ranges(length: int) -> list[slice]:
-        starts, lengths, _ = vae.split_tiles(length * ratio)
-        return [slice(start // ratio, (start + size) // ratio) for start, size in zip(starts, lengths, strict=True)]
-
-    return [x[..., rows, columns] for rows, columns in itertools.product(*map(ranges, x.shape[-2:]))]
-
-
-@contextlib.contextmanager
-def shared_tiles(
-    vae: Any, name: str, methods: tuple[str, str], place: Rows, now_and_then: Callable[[], None]
-) -> Iterator[None]:
-    """Inside, ranks compute as many tiles each, and get all; all call `now_and_then` at the same places."""
-    ranks = len(place.shares)
-    whole, compute = (getattr(vae, method) for method in methods)
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        tiles = cut(vae, name, x)
-        own = []
-        for turn in range(0, len(tiles), ranks):
-            own.append(compute(tiles[min(turn + place.rank, len(tiles) - 1)]))  # the last again: ranks have as many
-            now_and_then()
-        of_all, arrived = place.exchange(torch.stack(own))
-        arrived()
-        numbers = itertools.count()
-
-        def computed(tile: torch.Tensor) -> torch.Tensor:
-            number = next(numbers)
-            if tile.shape != tiles[number].shape or tile.storage_offset() != tiles[number].storage_offset():
-                raise NotImplementedError(f"{type(vae).__name__} cuts tiles in another order")
-            return of_all[number % ranks, number // ranks]
-
-        with replaced(vae, methods[1], computed):
-            return whole(x)
-
-    with replaced(vae, methods[0], run):
         yield

@@ -19,6 +19,7 @@ from ..networks.comfyui.comfy_code import use_comfyui
 from ..replaced import replaced
 from ..requests.requests import VaeFile
 from ..said import said
+from .compiled_decoder import CompiledDecoder
 from .shared_vae import Run
 
 
@@ -61,6 +62,7 @@ class VaeWeights(LoadedWeights):
     def __init__(self, file: VaeFile, stamp: Identity, device: torch.device):
         self.reader = VaeReader(file, stamp, device)
         self.recorded = RecordedPart()
+        self.compiled = CompiledDecoder()
         # Kinds of runs since the weights are here, for which memory was there, and whether they may be recorded.
         self.tried: dict[str, bool] = {}
         super().__init__(self.reader, device)

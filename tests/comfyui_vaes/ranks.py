@@ -18,6 +18,7 @@ import parallel_runtime.acceleration
 from benchmarks.vae_memory import Case, lone, make_vae, peak_of
 from parallel_runtime.acceleration import channels_last
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
+from parallel_runtime.vae.compiled_decoder import CompiledDecoder
 from parallel_runtime.vae.families import find_half
 from parallel_runtime.vae.shared_vae import Run, run_half, shared_ranks
 from parallel_runtime.vae.vae_weights import RecordedPart
@@ -36,11 +37,25 @@ def as_on_a_gpu() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def attention_of_a_gpu() -> Iterator[None]:
+    """Inside, MiniMax H3's decoder attends as on a GPU: on a CPU ComfyUI's function reads files, which no graph can."""
+    import comfy.ldm.minimax.vae
+    from comfy.ldm.modules.attention import attention_pytorch
+
+    with unittest.mock.patch.object(comfy.ldm.minimax.vae, "optimized_attention", attention_pytorch):
+        yield
+
+
 def compare(rank: int, world_size: int, comfyui: str, names: list[str], fused: bool) -> dict[str, Any]:
     """Largest difference to the VAE alone, as part of its largest number, by VAE and half; how many ranks ran;
-    strides between channels of what attention got, which is 1 for the kernels that keep no products; and what was
-    fused how often."""
+    strides between channels of what attention got, which is 1 for the kernels that keep no products; what was fused how
+    often; and what was compiled, and could not be."""
     use_comfyui(comfyui, {"cpu": True})
+    compiled = CompiledDecoder("eager")
+    called = unittest.mock.Mock(wraps=compiled.methods.call)
+    compiled.methods.call = called  # type: ignore[method-assign]
+    in_graphs: set[str] = set()
     found: dict[str, dict[str, float]] = {}
     strides: set[int] = set()
     attend = F.scaled_dot_product_attention
@@ -63,16 +78,28 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], fused: b
                 with (
                     unittest.mock.patch.object(F, "scaled_dot_product_attention", noting),
                     as_on_a_gpu() if fused else contextlib.nullcontext(),
+                    attention_of_a_gpu() if fused else contextlib.nullcontext(),
                 ):
-                    ours = run_half(vae, half, x.clone(), unit=unit, ranks=ranks, rank=rank, group=group)
+                    how: dict[str, Any] = {"fused": fused, "compiled": compiled}
+                    ours = run_half(vae, half, x.clone(), unit=unit, ranks=ranks, rank=rank, group=group, **how)
+                if called.called:
+                    in_graphs.add(f"{name} {half}")
+                    called.reset_mock()
                 if ours is None:
                     continue
                 torch.manual_seed(2)
                 alone = vae.decode(x) if half == "decoder" else vae.encode(x)
                 assert ours.shape == alone.shape
                 found.setdefault(name, {})[half] = float((ours - alone).abs().max() / alone.abs().max())
+    assert not compiled.methods.refused
     calls = {f"{name}{' and SiLU' if silu else ''}": count for (name, silu), count in plain_kernels.calls.items()}
-    return {"differences": found, "ran": ran, "strides": sorted(strides), "fused": calls}
+    return {
+        "differences": found,
+        "ran": ran,
+        "strides": sorted(strides),
+        "fused": calls,
+        "in graphs": sorted(in_graphs),
+    }
 
 
 def record(rank: int, world_size: int, comfyui: str, names: list[str], real: bool = False) -> dict[str, Any]:

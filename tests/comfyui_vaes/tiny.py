@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unittest.mock
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,12 +21,14 @@ class Tiny(NamedTuple):
     Args:
         latent: shape of what is decoded; picture: of what is encoded, None where it has no encoder here.
         unit: rows of the picture for one of the latent.
+        int8: layers of its blocks are quantised, with rotation.
     """
 
     make: Callable[[], nn.Module]
     latent: tuple[int, ...]
     picture: tuple[int, ...] | None
     unit: int
+    int8: bool = False
 
 
 def kl() -> nn.Module:
@@ -163,13 +165,25 @@ def seedvr2() -> nn.Module:
     return made
 
 
-def h3() -> nn.Module:
+def h3(operations: Any = None) -> nn.Module:
     """Cuts what it gets into tiles of 64 pixels."""
+    import comfy.ops
     from comfy.ldm.minimax.vae import MiniMaxH3VideoVAE, ViT3DDecoder
 
     vae = MiniMaxH3VideoVAE(ch=32, tile_size=64, tile_overlap_min=16)
-    vae.decoder = ViT3DDecoder(num_layers=2, heads=2)
+    vae.decoder = ViT3DDecoder(num_layers=2, heads=4, operations=operations or comfy.ops.disable_weight_init)
     return vae
+
+
+def h3_in_int8(vae: nn.Module) -> nn.Module:
+    """Such a VAE, made of one with weights, as ComfyUI loads the official file."""
+    import comfy.ops
+
+    from benchmarks.in_comfyui.vae_files import in_int8
+
+    made = h3(comfy.ops.mixed_precision_ops({"mixed_ops": True}, torch.float32))
+    made.load_state_dict(in_int8(vae.state_dict()))
+    return made.eval()
 
 
 TINY = {
@@ -188,6 +202,7 @@ TINY = {
     "mochi": Tiny(mochi, (1, 12, 3, 7, 6), (1, 3, 5, 14, 12), 2),
     "seedvr2": Tiny(seedvr2, (1, 16, 3, 7, 6), (1, 3, 9, 56, 48), 8),
     "h3": Tiny(h3, (1, 24, 7, 7, 5), (1, 3, 5, 80, 112), 16),
+    "h3 int8": Tiny(h3, (1, 24, 7, 7, 5), (1, 3, 5, 80, 112), 16, int8=True),
     "h3 picture": Tiny(h3, (2, 24, 1, 7, 3), (2, 3, 1, 80, 48), 16),
     "cosmos": Tiny(cosmos, (1, 4, 2, 7, 6), (1, 3, 9, 56, 48), 8),
 }
@@ -195,7 +210,7 @@ TINY = {
 
 def make(tiny: Tiny) -> nn.Module:
     """The VAE with random weights."""
-    return fill(tiny.make())
+    return h3_in_int8(fill(tiny.make())) if tiny.int8 else fill(tiny.make())
 
 
 def fill(vae: nn.Module) -> nn.Module:

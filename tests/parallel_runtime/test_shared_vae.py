@@ -36,10 +36,12 @@ def compare(ranks: int, names: list[str], fused: bool) -> None:
         for half, difference in halves.items()
     }
     assert {name for name, _ in differences} == set(names)
-    assert not {each: difference for each, difference in differences.items() if not difference < 1e-5}
+    # Of quantised layers another order of sums rounds some inputs otherwise.
+    assert not {each: apart for each, apart in differences.items() if not apart < (1e-3 if "int8" in each[0] else 1e-5)}
     assert set(found[0]["ran"].values()) == {ranks}
     assert ranks == 1 or found[0]["strides"] == [1]
     assert set(found[0]["fused"]) == (FUSED if fused else set())
+    assert found[0]["in graphs"] == sorted(f"{name} decoder" for name in names if "h3" in name and fused)
 
 
 @pytest.mark.slow_but_for("True")
