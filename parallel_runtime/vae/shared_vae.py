@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -21,11 +21,13 @@ from ..acceleration.channels_last import length_norms
 from ..mesh.agreement import failing_at_the_next_vote
 from ..networks.shares import split_sizes
 from ..replaced import replaced
-from .compiled_decoder import CompiledDecoder
 from .families import Half, find_half, find_tiles
 from .row_functions import RowFunctions
 from .rows import Rows
 from .tiles import cut, shared_tiles
+
+if TYPE_CHECKING:
+    from .compiled_decoder import CompiledDecoder
 
 LEAST = 2  # rows of a latent that a rank has at least: a picture that is mirrored at its border needs two
 CHUNK = 128 << 20
@@ -47,7 +49,8 @@ def run_half(
     vae: nn.Module, name: str, x: torch.Tensor, *, unit: int, ranks: int, rank: int, group: dist.ProcessGroup | None,
     options: Mapping[str, Any] = MappingProxyType({}), tried: bool = False, fused: bool = True,
     now_and_then: Callable[[], None] = lambda: None,
-    through: Callable[[Run, torch.Tensor], torch.Tensor] | None = None, compiled: CompiledDecoder | None = None,
+    through: Callable[[Run, torch.Tensor], torch.Tensor] | None = None,
+    compiled: Callable[[], CompiledDecoder] | None = None,
 ) -> torch.Tensor | None:  # fmt: skip
     """Encode or decode. Each of the ranks calls it with the same tensor; the first returns what the VAE alone would,
     the others None. PeerFailedError: another rank could not run its part.
@@ -59,13 +62,13 @@ def run_half(
         fused: whether channels_last.py's kernels may be used, on every rank alike.
         now_and_then: called by all ranks at the same places; what it raises ends the run there. Not in a recording.
         through: what runs the part of a rank that shares the rows with others, if not the rank itself.
-        compiled: what compiles blocks where the half has such, if they are to be, on every rank alike.
+        compiled: gives what compiles blocks where the half has such, if they are to be, on every rank alike.
     """
     half, part, on_gpu = find_half(vae, name), getattr(vae, name, vae), x.is_cuda
     with failing_at_the_next_vote(None if tried else group) as vote:
         if tiles := find_tiles(vae, name):
             place, blocks = Rows(rank, (1,) * ranks, vote, group), getattr(part, tiles.blocks, ())
-            compiling = compiled.running(blocks) if compiled and blocks and fused else contextlib.nullcontext()
+            compiling = compiled().running(blocks) if compiled and blocks and fused else contextlib.nullcontext()
             with compiling, shared_tiles(vae, name, tiles, place, now_and_then):
                 done = _call(vae, name, x, None, options)
             return done if rank == 0 else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,8 +20,10 @@ from ..networks.comfyui.comfy_code import use_comfyui
 from ..replaced import replaced
 from ..requests.requests import VaeFile
 from ..said import said
-from .compiled_decoder import CompiledDecoder
 from .shared_vae import Run
+
+if TYPE_CHECKING:
+    from .compiled_decoder import CompiledDecoder
 
 
 class VaeReader(Reader):
@@ -62,10 +65,16 @@ class VaeWeights(LoadedWeights):
     def __init__(self, file: VaeFile, stamp: Identity, device: torch.device):
         self.reader = VaeReader(file, stamp, device)
         self.recorded = RecordedPart()
-        self.compiled = CompiledDecoder()
         # Kinds of runs since the weights are here, for which memory was there, and whether they may be recorded.
         self.tried: dict[str, bool] = {}
         super().__init__(self.reader, device)
+
+    @functools.cached_property
+    def compiled(self) -> CompiledDecoder:
+        """Made when it is needed: few VAEs need it, and it imports PyTorch's compiler."""
+        from .compiled_decoder import CompiledDecoder
+
+        return CompiledDecoder()
 
     def give_back(self) -> None:
         """Return their memory and that of recordings; whether there is enough for a run is to be tried anew."""
