@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.link_model import FORBIDDEN, JOBS, _of_float8, checked, float8, speed_up, table, through_host
+from benchmarks.link_model import (
+    FORBIDDEN,
+    JOBS,
+    _twice_as_fast,
+    checked,
+    float8,
+    int8,
+    speed_up,
+    table,
+    through_host,
+)
 from parallel_runtime.requests.facts import NVLINK
 
 
@@ -31,11 +41,15 @@ def test_the_documents_have_the_tables():
     assert table() in text
     assert checked() in text
     assert float8() in text
+    assert int8() in text
 
 
-def test_float8_files_on_two_cards_gain_from_a_faster_slot_and_from_inputs_that_travel():
+def test_quantised_files_on_two_cards_gain_from_a_faster_slot_and_from_inputs_that_travel():
     flux = JOBS[0]
-    slow, fast = (_of_float8(flux, "RTX 4090", rate) for rate in (1.0, 13.0))
+    whole = replace(flux.model, bytes_per_parameter=1, parallel_blocks=0)
+    slow, fast = (_twice_as_fast(flux, whole, "RTX 4090", rate) for rate in (1.0, 13.0))
     assert 1 == slow < fast < 2
-    without = replace(flux, model=replace(flux.model, projecting_blocks=0))
-    assert _of_float8(without, "RTX 4090", 8.0) < _of_float8(flux, "RTX 4090", 8.0)
+    half = replace(whole, float8_inputs=True)
+    of_heads = replace(whole, projecting_blocks=0)
+    found = [_twice_as_fast(flux, model, "RTX 4090", 8.0) for model in (of_heads, whole, half)]
+    assert found == sorted(set(found))

@@ -57,7 +57,7 @@ def _made_by(part: Any, heads: Any, head_dim: Any) -> tuple[list[Any], int] | No
     """The way from a part (batch, tokens, heads, head dim) back to the linear layer of whose output it is a view, heads
     side by side; and the column at which it begins."""
     path = [part]
-    while path[-1].target not in (torch._C._nn.linear, *_float8()):
+    while not _makes_rows(path[-1]):
         name = getattr(path[-1].target, "__name__", path[-1].target)
         if path[-1].op == "placeholder" or name not in _VIEWS or not isinstance(path[-1].args[0], fx.Node):
             return None
@@ -91,10 +91,12 @@ def _written_between(graph: fx.Graph, made: list[Any], attention: Any) -> bool:
     return any(writes(node) for node in between)
 
 
-def _float8() -> tuple[Any, ...]:
-    """Operators of a float8 layer whose input is rounded before it."""
+def _makes_rows(node: Any) -> bool:
+    """Whether it is a linear layer that gives of other ranks' tokens what it gives of these: one of plain weights, of
+    float8 whose input is rounded before it, or of int8."""
     ours = torch.ops.parallel_dit
-    return ours.float8_layer.default, ours.float8_rows.default
+    of_float8 = ours.float8_layer.default, ours.float8_rows.default
+    return node.target in (torch._C._nn.linear, ours.int8_layer.default, *of_float8)
 
 
 def _layer(node: Any) -> tuple[Any, list[Any], str]:

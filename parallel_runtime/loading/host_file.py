@@ -21,7 +21,7 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.comfyui.without_weights import WithoutWeights, with_parameters
 from ..networks.tables.comfyui import find_network
 from ..replaced import replaced
-from ..requests.facts import FLOAT8, PLAIN, QUANTISED
+from ..requests.facts import FLOAT8, INT8, PLAIN, QUANTISED
 from ..said import Said, said
 from .files import Identity, identity
 from .gguf_pack import GgufPack, open_pack
@@ -30,6 +30,7 @@ from .reading import Place
 
 _FIX = "Update ComfyUI, or choose another file."
 _NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python names since 3.11: a file may be larger than the memory
+_TAKES = {"float8_e4m3fn": FLOAT8, "int8_tensorwise": INT8}
 _SMALL = 1 << 16  # bytes of a tensor that is read: ComfyUI looks into norms and descriptions of quantised layers
 
 
@@ -51,15 +52,16 @@ class HostFile:
 
     @property
     def takes(self) -> str:
-        """What layers take: PLAIN; FLOAT8, on a GPU that multiplies these; or QUANTISED."""
+        """What layers take: PLAIN; FLOAT8, on a GPU that multiplies these; INT8, where they round it token by token; or
+        QUANTISED."""
         if self.stored is not None or self.pack is not None:
             return PLAIN
         told = {bytes(each.tolist()) for name, each in self.state_dict.items() if name.endswith(".comfy_quant")}
         layers = [json.loads(each) for each in told]
-        float8 = all(each.get("format") == "float8_e4m3fn" for each in layers)
+        formats = {str(each.get("format")) for each in layers}
         itself = any(each.get("full_precision_matrix_mult") for each in layers)
         itself |= any(name.endswith(".input_scale") for name in self.state_dict)
-        return FLOAT8 if layers and float8 and not itself else QUANTISED
+        return QUANTISED if itself or len(formats) > 1 else _TAKES.get("".join(formats), QUANTISED)
 
     def build(self) -> nn.Module:
         """ComfyUI's network without its weights, with plain operations, to be looked at and not run.

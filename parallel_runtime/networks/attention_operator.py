@@ -21,6 +21,8 @@ from ..attention.rotary import apply_norms
 from ..exchange.layer_beside import LayerBeside
 from ..replaced import replaced
 from .float8_layers import Float8Layer
+from .int8_layers import Int8Layer
+from .quantised_layers import KINDS
 
 FUNCTIONS = "comfy.ldm.modules.attention"  # module of ComfyUI's attention functions, called again by their names
 _UNNAMED = {"transformer_options", "_inside_attn_wrapper"}  # arguments that are not about the attention itself
@@ -182,19 +184,22 @@ def block_attention_of_layers(
     low_precision,
 ):  # fmt: skip
     """The same with the layers that make queries, keys and values; see `Projections`. Of each layer `tensors` has so
-    many: weight and maybe bias, or what a float8 layer of this kind consists of. Made by projection_pass.py."""
+    many: weight and maybe bias, or what a quantised layer of this kind consists of. Made by projection_pass.py."""
     left = iter(tensors)
     of_layers = [list(islice(left, count)) for count in counts]
-    made_of = zip(kinds, of_layers, strict=True)
-    layers = Projections(
-        inputs, fed, [Float8Layer(own, kind, dtype) if kind else LinearLayer(*own) for kind, own in made_of], places,
-        heads, head_dim, dtype,
-    )  # fmt: skip
+    made_by = [_layer_of(kind, own, dtype) for kind, own in zip(kinds, of_layers, strict=True)]
+    layers = Projections(inputs, fed, made_by, places, heads, head_dim, dtype)
     if _NOW.over_host and (made := _NOW.over_host(layers, norms, eps, beside, scale)) is not None:
         return made
     return block_attention_of_parts(
         *layers.whole(), norms, eps, beside, heads, function, precision, scale, low_precision
     )
+
+
+def _layer_of(kind, tensors, dtype):
+    if not kind:
+        return LinearLayer(*tensors)
+    return Int8Layer(tensors, kind) if KINDS[kind].by_tokens else Float8Layer(tensors, kind, dtype)
 
 
 @shapes_of(block_attention_of_layers)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..attention import operators
-from .quantised_layers import KINDS, whole_products
+from .quantised_layers import KINDS, some_rows, whole_products
 
 
 @operators.operator("float8_layer", "(Tensor x, Tensor[] inside, str kind, ScalarType dtype) -> Tensor")
@@ -49,11 +49,7 @@ class Float8Layer:
 
     def rows(self, first: int, size: int) -> Callable[[torch.Tensor], torch.Tensor]:
         """As they lie there."""
-        layer, used = KINDS[self.kind].filled(self.inside), slice(first, first + size)
-        weight, bias = layer.weight, layer.bias
-        rows = weight._qdata.view(torch.uint8)[used].view(weight._qdata.dtype)
-        layer._parameters["weight"] = _like(weight, rows, weight._params.scale, weight._params.orig_dtype)
-        layer._parameters["bias"] = None if bias is None else bias[used]
+        layer = some_rows(KINDS[self.kind].filled(self.inside), first, size)
         return lambda x: _of_float8(x, layer, self.dtype)
 
 

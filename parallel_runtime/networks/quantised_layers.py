@@ -6,6 +6,7 @@ plain float8 the rounding of the input is left in the graph, where it joins what
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from typing import Any
@@ -19,6 +20,7 @@ from ..switches import is_on
 _QUANTISED = "QuantizedTensor"
 _ROUNDING_INSIDE = "fp8_ops"  # ComfyUI's operations whose layers make quantised tensors of plain ones in their forward
 _FLOAT8, _MOST = "TensorCoreFP8E4M3Layout", 448.0
+_INT8 = "TensorWiseINT8Layout"
 _FUNCTIONS = ("weight_function", "bias_function")
 _NOT_OF_KIND = {"seed_key"}  # attributes of a layer that do not change what its forward does
 
@@ -37,6 +39,7 @@ class QuantisedLayer(nn.Module):
     inside: tuple[torch.Tensor, ...] = ()  # plain tensors of its parameters; () where they are not known
     kind = ""  # description of all that is no tensor; a key of the layers that operators put together
     rounds = False  # its input is rounded to float8 as it is, without a scale
+    by_tokens = False  # its input is rounded to int8 with a scale for each token, which gives the same in any company
     _seen: tuple[Any, ...] = ()
 
     def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -46,6 +49,8 @@ class QuantisedLayer(nn.Module):
             if self.rounds:
                 rounded = input.clamp(-_MOST, _MOST).to(torch.float8_e4m3fn)
                 return ours.float8_layer.default(rounded, self.inside, self.kind, input.dtype)
+            if self.by_tokens:
+                return ours.int8_layer.default(input, self.inside, self.kind)
             return ours.quantised_layer.default(input, self.inside, self.kind)
         if torch.compiler.is_compiling():
             return super().forward(input, *args, **kwargs)
@@ -81,13 +86,14 @@ class QuantisedLayer(nn.Module):
         told = {name: told[name] for name in sorted(told.keys() - _NOT_OF_KIND - vars(QuantisedLayer).keys())}
         self.inside = tuple(inside)
         self.kind = repr((own_class(self, QuantisedLayer).__qualname__, told, described))
-        self.rounds = self._rounds_alone(parameters)
+        self.rounds, self.by_tokens = (self._multiplies(parameters, layout) for layout in (_FLOAT8, _INT8))
         if self.kind not in KINDS:
             KINDS[self.kind] = _Emptied(self, described)
 
-    def _rounds_alone(self, parameters: Any) -> bool:
+    def _multiplies(self, parameters: Any, layout: str) -> bool:
+        """Whether it multiplies in this type of weights what it rounds, by no scale that is in the file."""
         weight = parameters.get("weight")
-        if type(weight).__name__ != _QUANTISED or not weight._layout_cls == getattr(self, "layout_type", "") == _FLOAT8:
+        if type(weight).__name__ != _QUANTISED or not weight._layout_cls == getattr(self, "layout_type", "") == layout:
             return False
         if getattr(self, "_full_precision_mm", True) or getattr(self, "comfy_force_cast_weights", False):
             return False
@@ -97,7 +103,8 @@ class QuantisedLayer(nn.Module):
 class _Emptied:
     """A layer without its weights, and how its parameters are put together."""
 
-    def __init__(self, layer: nn.Module, described: list[Any]):
+    def __init__(self, layer: QuantisedLayer, described: list[Any]):
+        self.by_tokens = layer.by_tokens
         self.own = own_class(layer, QuantisedLayer)
         self.outputs = int(layer.out_features)  # type: ignore[arg-type]
         self._described = described
@@ -119,6 +126,18 @@ class _Emptied:
         layer = self.own.__new__(self.own)
         vars(layer).update(self._kept, _parameters=parameters)
         return layer
+
+
+def some_rows(layer: Any, first: int, size: int) -> Any:
+    """A layer that was `filled`, with so many rows of its weight from one on, as they lie there."""
+    weight, bias, used = layer.weight, layer.bias, slice(first, first + size)
+    rows = weight._qdata.view(torch.uint8)[used].view(weight._qdata.dtype)
+    scale = weight._params.scale
+    scale = scale[used] if scale.ndim and scale.shape[0] == weight.shape[0] else scale
+    params = dataclasses.replace(weight._params, scale=scale, orig_shape=tuple(rows.shape))
+    layer._parameters["weight"] = type(weight)(rows, weight._layout_cls, params)
+    layer._parameters["bias"] = None if bias is None else bias[used]
+    return layer
 
 
 def hide_quantised(network: nn.Module) -> None:
@@ -183,6 +202,12 @@ def quantised_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> t
     return output.contiguous()
 
 
+@operators.operator("int8_layer", "(Tensor x, Tensor[] inside, str kind) -> Tensor")
+def int8_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> torch.Tensor:
+    """The same of a layer that gives a token's outputs by that token alone, which passes may know."""
+    return torch.ops.parallel_dit.quantised_layer.default(x, inside, kind)
+
+
 @operators.operator("activated_layer", "(Tensor x, Tensor[] inside, str kind, str activation) -> Tensor")
 def activated_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str) -> torch.Tensor:
     """What ComfyUI's layer gives for activation(x), rounded in one kernel where ComfyUI has one."""
@@ -192,6 +217,7 @@ def activated_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str, acti
 
 
 @operators.shapes_of(quantised_layer)
+@operators.shapes_of(int8_layer)
 @operators.shapes_of(activated_layer)
 def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str = "") -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], KINDS[kind].outputs))

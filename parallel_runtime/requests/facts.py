@@ -12,7 +12,7 @@ _CONTEXT_BYTES = 2 * GIB
 """That CUDA's contexts, the ranks' and ComfyUI's own, take of a GPU that is free otherwise; plans count them anyway."""
 
 
-PLAIN, FLOAT8, QUANTISED = "plain", "float8", "quantised"
+PLAIN, FLOAT8, INT8, QUANTISED = "plain", "float8", "int8", "quantised"
 """What layers take: numbers as they are, those rounded to float8, or what they quantise where no graph sees it."""
 
 

@@ -31,7 +31,7 @@ from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.token_split import TokenSplit
 from parallel_runtime.requests.patches import CARRIED, PATCHES, REPLACED, Patch
 from parallel_runtime.switches import VARIABLE
-from tests.comfyui_networks.quantised import in_float8
+from tests.comfyui_networks.quantised import in_format
 from tests.parallel_runtime.polled_memory import PolledMemory
 from tests.recorders import recorded_by
 
@@ -118,9 +118,9 @@ def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> 
         torch._dynamo.reset()
         heads = {"heads": 2 * world_size} if "z-image" in name else {}  # as many on each rank
         made = TINY[name.partition(",")[0]](**heads)
-        if "float8" in name:
+        if format := name.partition(", ")[2]:
             torch.manual_seed(0)
-            in_float8(made.network)
+            in_format(made.network, format)
         described = describe_network(made.network, 0, 2)
         split = TokenSplit(single_rank_mesh())
         prepare_network(made.network, described.data, split)

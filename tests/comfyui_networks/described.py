@@ -9,7 +9,7 @@ import torch
 from parallel_runtime.engine.opened import Family
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.facts import describe_network
-from parallel_runtime.requests.facts import FLOAT8, PLAIN, QUANTISED, Seen
+from parallel_runtime.requests.facts import FLOAT8, INT8, PLAIN, QUANTISED, Seen
 
 
 def compare(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[str, float]:
@@ -46,13 +46,13 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[
 
 def hiding(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[str, list[int]]:
     """{name: blocks whose exchange runs beside their feed-forward layer, and those that project, each of layers that
-    take numbers as they are, float8 and what they quantise}."""
+    take numbers as they are, float8, int8 and what they quantise}."""
     use_comfyui(comfyui, {"cpu": True})
     from tests.comfyui_networks.catalogue import TINY
 
     found = {}
     for name in names:
         network = TINY[name]().network
-        facts = [describe_network(network, 0, 2, takes).facts for takes in (PLAIN, FLOAT8, QUANTISED)]
+        facts = [describe_network(network, 0, 2, takes).facts for takes in (PLAIN, FLOAT8, INT8, QUANTISED)]
         found[name] = [[each.parallel_blocks for each in facts], [each.projecting_blocks for each in facts]]
     return found

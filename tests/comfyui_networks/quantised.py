@@ -13,7 +13,8 @@ from parallel_runtime.acceleration.compiled_methods import CompiledMethods
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.float8_layers import Float8Layer, float8_layer, float8_rows
 from parallel_runtime.networks.gguf_layers import GgufLayer, use_gguf_kernels
-from parallel_runtime.networks.quantised_layers import QuantisedLayer, hide_quantised
+from parallel_runtime.networks.int8_layers import Int8Layer
+from parallel_runtime.networks.quantised_layers import QuantisedLayer, hide_quantised, int8_layer
 
 FORMATS = {
     "float8_e4m3fn": {},
@@ -182,40 +183,60 @@ def compare_gguf(rank: int, world_size: int, comfyui: str, pack: str, kinds: lis
     return found
 
 
-def in_float8(module: torch.nn.Module) -> None:
-    """Make float8 layers, which round their input alone, of all linear ones inside, with other weights."""
+IN_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    "float8": ("float8_e4m3fn", {}),
+    "int8": ("int8_tensorwise", {}),
+    "rotated int8": ("int8_tensorwise", {"convrot": True, "convrot_groupsize": 16}),
+}
+"""Formats of layers that are known row by row: ComfyUI's name, and what else a file says."""
+
+
+def in_format(module: torch.nn.Module, format: str) -> None:
+    """Make layers of a format of all linear ones inside whose inputs it can take, with other weights."""
     import comfy.ops
 
     operations = comfy.ops.mixed_precision_ops({}, torch.float32)
+    kind, more = IN_FORMATS[format]
     for name, child in list(module.named_children()):
-        if isinstance(child, torch.nn.Linear):
-            made = _layer(operations, "float8_e4m3fn", {}, tuple(child.weight.shape))
+        if not isinstance(child, torch.nn.Linear):
+            in_format(child, format)
+        elif child.in_features % more.get("convrot_groupsize", 1) == 0:
+            made = _layer(operations, kind, more, tuple(child.weight.shape))
             made.bias = None if child.bias is None else torch.nn.Parameter(made.bias.float(), requires_grad=False)
             setattr(module, name, made)
-        else:
-            in_float8(child)
 
 
-def compare_rows(rank: int, world_size: int, comfyui: str) -> dict[str, bool]:
-    """Whether some rows of a float8 layer's output are those of all, bit for bit; and that there was something."""
+def compare_rows(rank: int, world_size: int, comfyui: str) -> dict[str, dict[str, bool]]:
+    """Of each format, whether some rows of a layer's output (of int8 for some tokens alone) are those of all, bit for
+    bit; and that there was something."""
     use_comfyui(comfyui, {"cpu": True})
     torch.set_grad_enabled(False)
-    torch.manual_seed(0)
-    holder = torch.nn.ModuleDict({"layer": torch.nn.Linear(32, 96)})
-    in_float8(holder)
-    hide_quantised(holder)
-    layer: Any = holder["layer"]
-    layer.look_inside()
-    x = torch.randn(2, 5, 32).clamp(-448, 448).to(torch.float8_e4m3fn)
-    whole = float8_layer(x, layer.inside, layer.kind, torch.float32)
-    some = Float8Layer(layer.inside, layer.kind, torch.float32).rows(8, 48)(x)
-    part = float8_rows(x, layer.inside, layer.kind, torch.float32, 32, 64)
-    return {
-        "alike": torch.equal(some, whole[..., 8:56]) and torch.equal(part, whole[..., 32:]),
-        "large": bool(whole.abs().mean() > 0.1),
-        "as it is": torch.equal(whole, layer(x.float())),
-        "rounds": layer.rounds,
-    }
+    found = {}
+    for format in IN_FORMATS:
+        torch.manual_seed(0)
+        holder = torch.nn.ModuleDict({"layer": torch.nn.Linear(32, 96)})
+        in_format(holder, format)
+        hide_quantised(holder)
+        layer: Any = holder["layer"]
+        layer.look_inside()
+        x = torch.randn(2, 5, 32)
+        if format == "float8":
+            x = x.clamp(-448, 448).to(torch.float8_e4m3fn)
+            whole = float8_layer(x, layer.inside, layer.kind, torch.float32)
+            parts: Any = Float8Layer(layer.inside, layer.kind, torch.float32)
+            last = float8_rows(x, layer.inside, layer.kind, torch.float32, 32, 64)
+        else:
+            whole, parts = int8_layer(x, layer.inside, layer.kind), Int8Layer(layer.inside, layer.kind)
+            last = parts.rows(32, 64)(x)
+        # Of int8 sums are exact, so that other tokens beside them change no bit.
+        some = torch.cat([parts.rows(8, 48)(each) for each in x.split((1, 4) if "int8" in format else 5, 1)], 1)
+        found[format] = {
+            "alike": torch.equal(some, whole[..., 8:56]) and torch.equal(last, whole[..., 32:]),
+            "large": bool(whole.abs().mean() > 0.1),
+            "as it is": torch.equal(whole, layer(x.float())),
+            "known": layer.rounds == (format == "float8") != layer.by_tokens,
+        }
+    return found
 
 
 def _layer(operations: Any, name: str, more: dict[str, Any], shape: tuple[int, int]) -> torch.nn.Module:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from parallel_runtime.loading.host_file import HostFile
-from parallel_runtime.requests.facts import FLOAT8, PLAIN, QUANTISED
+from parallel_runtime.requests.facts import FLOAT8, INT8, PLAIN, QUANTISED
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.ranks import run_ranks
 from tests.tiny_flux import write_original
@@ -56,8 +56,8 @@ def test_files_are_known_by_their_header_or_refused_with_comfyuis_reason(tmp_pat
 
 @pytest.mark.slow
 def test_what_layers_take_is_told_by_the_file(tmp_path):
-    wanted = {"bfloat16": PLAIN, "fp8": PLAIN, "float8_e4m3fn": FLOAT8}
-    wanted |= dict.fromkeys(("float8_e4m3fn+input", "scaled_fp8", "int8_tensorwise"), QUANTISED)
+    wanted = {"bfloat16": PLAIN, "fp8": PLAIN, "float8_e4m3fn": FLOAT8, "int8_tensorwise": INT8}
+    wanted |= dict.fromkeys(("float8_e4m3fn+input", "scaled_fp8"), QUANTISED)
     whole = write_original(tmp_path / "whole.safetensors")
     names = [Path(f"{tmp_path}/{name}.safetensors {name}") for name in wanted]
     assert dict(zip(wanted, said("take", whole, *names), strict=True)) == wanted
