@@ -106,7 +106,7 @@ class _Part:
                 weights.network, request.half, x, unit=self._unit, ranks=self.ranks, rank=state.rank, group=group,
                 options=request.options, tried=bool(agreed[_TRIED]), fused=bool(agreed[_FUSED]),
                 now_and_then=stop_where_all_do, through=recorded if agreed[_RECORDED] else None,
-                compiled=lambda: weights.compiled,
+                compiled=(lambda: weights.compiled) if agreed[_FUSED] else None,
             )  # fmt: skip
         votes.close()
         weights.tried[self._kind] = weights.tried.get(self._kind, True) and not weights.recorded.failed(mesh)

@@ -48,9 +48,8 @@ def shared_ranks(vae: nn.Module, name: str, shape: Sequence[int], unit: int, ran
 def run_half(
     vae: nn.Module, name: str, x: torch.Tensor, *, unit: int, ranks: int, rank: int, group: dist.ProcessGroup | None,
     options: Mapping[str, Any] = MappingProxyType({}), tried: bool = False, fused: bool = True,
-    now_and_then: Callable[[], None] = lambda: None,
+    now_and_then: Callable[[], None] = lambda: None, compiled: Callable[[], CompiledDecoder] | None = None,
     through: Callable[[Run, torch.Tensor], torch.Tensor] | None = None,
-    compiled: Callable[[], CompiledDecoder] | None = None,
 ) -> torch.Tensor | None:  # fmt: skip
     """Encode or decode. Each of the ranks calls it with the same tensor; the first returns what the VAE alone would,
     the others None. PeerFailedError: another rank could not run its part.
@@ -61,25 +60,20 @@ def run_half(
         tried: memory for it is there; else the ranks vote before each exchange on whether all are well.
         fused: whether channels_last.py's kernels may be used, on every rank alike.
         now_and_then: called by all ranks at the same places; what it raises ends the run there. Not in a recording.
+        compiled: gives what compiles blocks where the half has such, on every rank alike; None: they run as they are.
         through: what runs the part of a rank that shares the rows with others, if not the rank itself.
-        compiled: gives what compiles blocks where the half has such, if they are to be, on every rank alike.
     """
-    half, part, on_gpu = find_half(vae, name), getattr(vae, name, vae), x.is_cuda
+    half, part = find_half(vae, name), getattr(vae, name, vae)
     with failing_at_the_next_vote(None if tried else group) as vote:
         if tiles := find_tiles(vae, name):
-            place, blocks = Rows(rank, (1,) * ranks, vote, group), getattr(part, tiles.blocks, ())
-            compiling = compiled().running(blocks) if compiled and blocks and fused else contextlib.nullcontext()
-            with compiling, shared_tiles(vae, name, tiles, place, now_and_then):
+            with shared_tiles(vae, name, tiles, Rows(rank, (1,) * ranks, vote, group), now_and_then, compiled):
                 done = _call(vae, name, x, None, options)
             return done if rank == 0 else None
 
-        def vote_now_and_then() -> None:
-            if not (on_gpu and torch.cuda.is_current_stream_capturing()):
-                vote()
-                now_and_then()
+        calls = _unless_recorded(x.is_cuda, vote, now_and_then)
 
         def run(own: torch.Tensor) -> torch.Tensor:
-            with RowFunctions(half, rows, vote_now_and_then, fused) as functions, _changed(part, half, rows, functions):
+            with RowFunctions(half, rows, calls, fused) as functions, _changed(part, half, rows, functions):
                 return _call(vae, name, functions.arranged(own), half, options)
 
         shares = split_sizes(x.shape[-2] // unit, ranks) if ranks > 1 else [1]
@@ -89,6 +83,17 @@ def run_half(
         own = rows.cut(x)
         x.set_()  # type: ignore[call-overload]  # whoever called holds it, too
         return rows.gather(run(own) if through is None else through(run, own), to=0)
+
+
+def _unless_recorded(on_gpu: bool, *calls: Callable[[], object]) -> Callable[[], None]:
+    """These calls, one after the other, none while a CUDA graph is recorded."""
+
+    def call() -> None:
+        if not (on_gpu and torch.cuda.is_current_stream_capturing()):
+            for each in calls:
+                each()
+
+    return call
 
 
 def _call(vae: Any, name: str, x: torch.Tensor, half: Half | None, options: Mapping[str, Any]) -> torch.Tensor:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..replaced import replaced
 from .families import Tiles
 from .rows import Rows
+
+if TYPE_CHECKING:
+    from .compiled_decoder import CompiledDecoder
 
 
 def cut(vae: Any, name: str, x: torch.Tensor) -> list[torch.Tensor]:
@@ -26,9 +29,12 @@ def cut(vae: Any, name: str, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def shared_tiles(vae: Any, name: str, tiles: Tiles, place: Rows, now_and_then: Callable[[], None]) -> Iterator[None]:
+def shared_tiles(
+    vae: Any, name: str, tiles: Tiles, place: Rows, now_and_then: Callable[[], None],
+    compiled: Callable[[], CompiledDecoder] | None,
+) -> Iterator[None]:  # fmt: skip
     """Inside, ranks compute as many tiles each, some at once, and get all; all call `now_and_then` at the same
-    places."""
+    places. `compiled`: see `run_half`."""
     ranks = len(place.shares)
     whole, compute = getattr(vae, tiles.whole), getattr(vae, tiles.one)
 
@@ -55,5 +61,7 @@ def shared_tiles(vae: Any, name: str, tiles: Tiles, place: Rows, now_and_then: C
         with replaced(vae, tiles.one, computed):
             return whole(x)
 
-    with replaced(vae, tiles.whole, run):
+    blocks = getattr(getattr(vae, name), tiles.blocks, ())
+    compiling = compiled().running(blocks) if compiled and blocks else contextlib.nullcontext()
+    with compiling, replaced(vae, tiles.whole, run):
         yield

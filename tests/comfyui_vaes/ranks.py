@@ -18,6 +18,7 @@ import parallel_runtime.acceleration
 from benchmarks.vae_memory import Case, lone, make_vae, peak_of
 from parallel_runtime.acceleration import channels_last
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
+from parallel_runtime.networks.quantised_layers import QuantisedLayer
 from parallel_runtime.vae.compiled_decoder import CompiledDecoder
 from parallel_runtime.vae.families import find_half
 from parallel_runtime.vae.shared_vae import Run, run_half, shared_ranks
@@ -80,8 +81,11 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], fused: b
                     as_on_a_gpu() if fused else contextlib.nullcontext(),
                     attention_of_a_gpu() if fused else contextlib.nullcontext(),
                 ):
-                    how: dict[str, Any] = {"fused": fused, "compiled": lambda: compiled}
+                    how: dict[str, Any] = {"fused": fused, "compiled": (lambda: compiled) if fused else None}
                     ours = run_half(vae, half, x.clone(), unit=unit, ranks=ranks, rank=rank, group=group, **how)
+                inside = [layer.kind for layer in vae.modules() if isinstance(layer, QuantisedLayer)]
+                assert all(inside)
+                assert bool(inside) == (fused and tiny.int8)
                 if called.called:
                     in_graphs.add(f"{name} {half}")
                     called.reset_mock()

@@ -237,11 +237,11 @@ def test_a_vae_with_tiles_of_its_own_writes_to_memory_that_is_ready_and_has_room
     monkeypatch.setattr(
         h3, "MiniMaxH3VideoVAE", partial(h3.MiniMaxH3VideoVAE, ch=32, tile_size=64, tile_overlap_min=16)
     )
-    vae = sd.VAE(sd=dict(network.state_dict()), device=torch.device("cpu"))
+    vae = sd.VAE(sd=dict(network.state_dict()), device=torch.device("cpu"), dtype=torch.bfloat16)
     vae.patcher.cached_patcher_init = sd.load_vae_patcher, ("h3.safetensors", None, None)
     pool = Answering(vae.first_stage_model)
     ours = share(remote_vae, vae, pool)
-    for frames in (1, 2, 7):
+    for frames in (1, 4, 7):
         latent = torch.randn(1, 24, frames, 7, 5, generator=torch.Generator().manual_seed(frames))
         with torch.inference_mode():
             assert torch.equal(ours.decode(latent), vae.decode(latent))
