@@ -83,11 +83,6 @@ class Projections:
         return run
 
     @property
-    def like(self) -> Tensor:
-        """A tensor of no number with batch, dtype and device of what the layers make."""
-        return self.inputs[0].new_empty((self.inputs[0].shape[0], 0), dtype=self.dtype)
-
-    @property
     def kind(self) -> str:
         """What inputs are, of any lengths, and what is made of them: not the same where ranks' layers differ."""
         inputs = [(str(x.dtype), x.shape[-1]) for x in self.inputs]

@@ -53,6 +53,11 @@ def apply_norms(queries: Tensors, keys: Tensors, norms: Tensors, eps: float) -> 
     return torch.ops.parallel_dit.norm_rotate.default(queries, keys, *halves, eps, cos, sin)
 
 
+def whole_heads(queries: Tensors, keys: Tensors, values: Tensors, norms: Tensors, eps: float) -> tuple[Tensor, ...]:
+    """Queries, keys and values of all parts' tokens, norms and rotation applied."""
+    return (*apply_norms(queries, keys, norms, eps), values[0] if len(values) == 1 else torch.cat(values, 1))
+
+
 def _has_kernel(part: Tensor) -> bool:
     return part.device.type == "cuda" and part.shape[-1] & (part.shape[-1] - 1) == 0
 

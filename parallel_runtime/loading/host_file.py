@@ -61,7 +61,7 @@ class HostFile:
         formats = {str(each.get("format")) for each in layers}
         itself = any(each.get("full_precision_matrix_mult") for each in layers)
         itself |= any(name.endswith(".input_scale") for name in self.state_dict)
-        return QUANTISED if itself or len(formats) > 1 else _TAKES.get("".join(formats), QUANTISED)
+        return QUANTISED if itself or len(formats) != 1 else _TAKES.get(formats.pop(), QUANTISED)
 
     def build(self) -> nn.Module:
         """ComfyUI's network without its weights, with plain operations, to be looked at and not run.

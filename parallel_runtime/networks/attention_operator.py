@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..attention.operators import operator, shapes_of
 from ..attention.projections import LinearLayer, Projections
-from ..attention.rotary import apply_norms
+from ..attention.rotary import whole_heads
 from ..exchange.layer_beside import LayerBeside
 from ..replaced import replaced
 from .float8_layers import Float8Layer
@@ -151,9 +151,7 @@ def block_attention_of_parts(
     makes of it, (batch, tokens, width); arguments as of `attend_over_peers`. Made by acceleration/attention_pass.py."""
     if _NOW.over_shared and (made := _NOW.over_shared(queries, keys, values, norms, eps, beside, scale)) is not None:
         return made
-    query, key = apply_norms(queries, keys, norms, eps)
-    value = values[0] if len(values) == 1 else torch.cat(values, 1)
-    q, k, v = (each.transpose(1, 2) for each in (query, key, value))
+    q, k, v = (each.transpose(1, 2) for each in whole_heads(queries, keys, values, norms, eps))
     attended = block_attention(q, k, v, heads, None, function, "", precision, True, False, scale, False, low_precision)
     if not beside:
         return attended

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..attention.kernels import AttentionKernel
 from ..attention.projections import Projections
-from ..attention.rotary import apply_norms
+from ..attention.rotary import whole_heads
 from ..errors import UnsupportedModelError, first_line
 from ..exchange.grown_memory import PeerBuffers
 from ..exchange.host_exchange import HostBuffers, attend_through_host
@@ -99,11 +99,8 @@ class BlockAttention:
         if isinstance(buffers, PeerBuffers):
             attended = attend_over_peers(queries, keys, values, norms, eps, beside, kernel, buffers, scale)
             return attended if beside else attended.flatten(2)
-        query, key = apply_norms(queries, keys, norms, eps)
-        value = values[0] if len(values) == 1 else torch.cat(values, 1)
-        layer = LayerBeside(beside) if beside else None
-        attended = attend_through_host(query, key, value, kernel=kernel, buffers=buffers, scale=scale, beside=layer)
-        return _ended(attended, layer)
+        whole, layer = whole_heads(queries, keys, values, norms, eps), LayerBeside(beside) if beside else None
+        return _ended(attend_through_host(*whole, kernel=kernel, buffers=buffers, scale=scale, beside=layer), layer)
 
     def over_host(
         self, layers: Projections, norms: Parts, eps: float, beside: Parts, scale: float | None
@@ -111,7 +108,7 @@ class BlockAttention:
         """The same of what queries, keys and values are made of, where that goes through the host's memory in their
         place; None where it does not, and they are to be made first."""
         tokens, streams = self.split.tokens, self.split.streams
-        buffers = self._shared(layers.like.dtype, layers.heads, layers.head_dim)
+        buffers = self._shared(layers.dtype, layers.heads, layers.head_dim)
         if not isinstance(buffers, HostBuffers):
             return None
         assert streams is not None

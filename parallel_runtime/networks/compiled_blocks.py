@@ -31,7 +31,7 @@ class QuantisedInside:
         self._layers: weakref.WeakKeyDictionary[nn.Module, list[_Quantised]] = weakref.WeakKeyDictionary()
 
     def look(self, block: nn.Module) -> None:
-        """See it anew: weights come and go."""
+        """Look again, as weights come and go."""
         if block not in self._layers:
             self._layers[block] = [each for each in block.modules() if isinstance(each, _Quantised)]
         for layer in self._layers[block]:

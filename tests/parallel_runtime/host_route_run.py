@@ -13,7 +13,7 @@ from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts, l
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.over_ranks import WireLayout, ulysses_attention
 from parallel_runtime.attention.projections import LinearLayer, Projections
-from parallel_runtime.attention.rotary import apply_norms
+from parallel_runtime.attention.rotary import whole_heads
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.exchange import grown_memory, head_routes, host_gather, host_lanes
 from parallel_runtime.exchange.grown_memory import ExchangedHeads, HostMemory
@@ -93,8 +93,7 @@ def layers_of(
 
 def made_first(layers: Projections, norms: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Queries, keys and values of a rank's tokens."""
-    queries, keys, values = layers.whole()
-    return (*apply_norms(queries, keys, norms, 1e-6), torch.cat(values, 1))
+    return whole_heads(*layers.whole(), norms, 1e-6)
 
 
 def gathered(rank: int, buffers: HostBuffers, batch: int, heads: int, like: torch.Tensor) -> float:
@@ -105,28 +104,6 @@ def gathered(rank: int, buffers: HostBuffers, batch: int, heads: int, like: torc
     expected = ulysses_attention(*made, kernel=kernel, group=dist.group.WORLD, layout=layout)
     found = gather_through_host(layers, norms, 1e-6, sizes, kernel=kernel, buffers=buffers)
     return float((found - expected).abs().max())
-
-
-def replay_both(rank: int, buffers: HostBuffers, batch: int, heads: int, like: torch.Tensor) -> bool:
-    """Whether inputs and heads have the bits of what was launched where they are replayed, twice."""
-    layers, norms, sizes = layers_of(rank, buffers.lengths, batch, heads, like)
-
-    def both() -> list[torch.Tensor]:
-        how: Any = {"kernel": KERNELS["sdpa"].attend, "buffers": buffers}
-        of_inputs = gather_through_host(layers, norms, 1e-6, sizes, **how)
-        return [attend_through_host(*made_first(layers, norms), **how), of_inputs]
-
-    launched = both()
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        output = both()
-    alike = True
-    for _ in range(2):
-        graph.replay()
-        torch.cuda.synchronize()
-        alike &= all(torch.equal(*pair) for pair in zip(output, launched, strict=True))
-    return alike
 
 
 def layout_of(rank: int, buffers: HostBuffers, like: torch.Tensor) -> WireLayout | None:
@@ -251,69 +228,3 @@ def forwards(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, An
             alike.append(torch.equal(*outputs))
     dist.barrier()
     return {"alike": alike, "attended": len(went), "in chunks": all(went)}
-
-
-def on_gpu(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
-    """As `compare`, on a GPU that the ranks share: launched, and replayed twice from one recording with other values;
-    and what route a group of ranks on one GPU takes."""
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    routes = HeadRoutes(dist.group.WORLD)
-    found: dict[str, Any] = {"launched": [], "replayed": [], "beside": [], "gathered": []}
-    for batch, heads, lengths, chunks, pieces, scale in cases:
-        padded = -(-heads // world_size) * world_size
-        shape = ExchangedHeads(tuple(lengths), batch, padded, 128, torch.bfloat16, device)
-        memory = cut_so(chunks, pieces) if chunks else routes
-        buffers = memory.buffers(shape)
-        found["through host"] = isinstance(buffers, HostBuffers)
-        assert isinstance(buffers, HostBuffers)
-        generator = torch.Generator(device).manual_seed(heads)
-        whole = [torch.randn(3, batch, sum(lengths), heads, 128, device=device, generator=generator) for _ in range(3)]
-        whole = [each.to(torch.bfloat16) for each in whole]
-        both = [both_ways(rank, buffers, each, scale) for each in whole]
-        found["launched"] += [torch.equal(*pair) for pair in both]
-        found["replayed"] += replay(rank, buffers, whole, [expected for _, expected in both], scale)
-        if heads % world_size == 0:
-            found["beside"].append(with_layer(rank, buffers, batch, heads, whole[0]))
-            found["gathered"].append(gathered(rank, buffers, batch, heads, whole[0]))
-            found["replayed"].append(replay_both(rank, buffers, batch, heads, whole[0]))
-    return found
-
-
-def replay(
-    rank: int, buffers: HostBuffers, whole: list[torch.Tensor], expected: list[torch.Tensor], scale: float | None
-) -> list[bool]:
-    """Whether a recording of two attentions, one of the other's result, gives the bits of those that were launched.
-
-    The last rank launches plainly what the others replay, now and then.
-    """
-    start = sum(buffers.lengths[:rank])
-    own = [each[:, :, start : start + buffers.lengths[rank]] for each in whole]
-    static = own[0].clone()
-    kernel = KERNELS["sdpa"].attend
-
-    def twice() -> tuple[torch.Tensor, torch.Tensor]:
-        first = attend_through_host(*static, kernel=kernel, buffers=buffers, scale=scale)
-        return first, attend_through_host(first, *static[1:], kernel=kernel, buffers=buffers, scale=scale)
-
-    launched = []
-    for each in own:
-        static.copy_(each)
-        launched.append([part.clone() for part in twice()])
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        output = twice()
-    alike = []
-    for count in range(6):
-        index = count % len(own)
-        static.copy_(own[index])
-        if rank == len(buffers.lengths) - 1 and count % 2:
-            outputs = twice()
-        else:
-            graph.replay()
-            outputs = output
-        torch.cuda.synchronize()
-        alike += [torch.equal(outputs[0], expected[index])]
-        alike += [torch.equal(one, other) for one, other in zip(outputs, launched[index], strict=True)]
-    return alike

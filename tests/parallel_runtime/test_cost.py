@@ -235,6 +235,14 @@ def test_inputs_go_where_attention_hides_less_than_they_spare(card, rate, tokens
     assert inputs_are_sooner(machine, 3072, 3072, number, 1, halves) == sooner
 
 
+@pytest.mark.parametrize("rate", [4.0, 8.0, 13.0])
+@pytest.mark.parametrize("card", ["RTX 3090", "RTX 4090"])
+def test_long_videos_hide_heads_behind_attention_so_that_inputs_gain_nothing(card, rate):
+    machine = known_gpu(card, 0, replace(HOST_MEMORY, route=rate))
+    wan = 52 * 30 * 21 // 2
+    assert not inputs_are_sooner(machine, 5120, 5120, 2, 1, (wan, wan))
+
+
 def test_groups_that_span_hosts_are_as_fast_as_the_network():
     hosts = replace(H200, network=HOST_MEMORY, ranks_per_host=2)
     inside = PlannedStep(ParallelPlan(ulysses=2), FLUX_DEV, flux_request(1024), hosts, True).cost()

@@ -15,6 +15,7 @@ from parallel_runtime.exchange.host_lanes import SLOTS, Slots
 from tests.ranks import run_ranks
 
 RUN = "tests.parallel_runtime.host_route_run"
+ON_GPU = "tests.parallel_runtime.host_route_on_gpu:on_gpu"
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -165,7 +166,7 @@ def run(orders: list[list[tuple[str, int, int]]]) -> None:
 @pytest.mark.gpu
 def test_two_ranks_of_one_gpu_have_the_bits_of_ulysses_launched_and_recorded():
     cases = [[1, 24, [2304, 2304], 0, 0, None], [2, 5, [700, 513], 2, 1, 0.1], [1, 24, [1000, 1000], 7, 4, None]]
-    for found in run_ranks(2, f"{RUN}:on_gpu", {"cases": cases}, timeout=300, forked=False):
+    for found in run_ranks(2, ON_GPU, {"cases": cases}, timeout=300, forked=False):
         assert found["through host"]
         assert all(found["launched"]), found
         assert all(found["replayed"]), found
