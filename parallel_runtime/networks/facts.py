@@ -30,11 +30,14 @@ def describe(
     found = [(block, blocks) for blocks in lists for block in network.get_submodule(blocks.path).children()]
     total = _size(network)
     image, text, shared = _met(found) if found else (total, total, 0)
+    width, heads = _width(network, data), int(attrgetter(data.heads)(network)) if data else 1
+    of_head = int(attrgetter(data.head_dim)(network)) if data and data.head_dim else width / heads
     square = len(patch) > 1 and patch[-1] == patch[-2] and set(patch[:-2]) <= {1}  # stages cut a latent by its rows
     return ModelFacts(
         title=title,
-        heads=int(attrgetter(data.heads)(network)) if data else 1,
-        width=_width(network, data),
+        heads=heads,
+        width=width,
+        of_heads=heads * of_head / width,
         parameters=total,
         block_sizes=tuple(_size(block) for block, _ in found) or (total,),
         attentions=tuple(2 if blocks.again and _size(block, blocks.again) else 1 for block, blocks in found) or (1,),

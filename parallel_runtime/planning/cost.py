@@ -133,8 +133,10 @@ class PlannedStep:
 
     @cached_property
     def padded_heads(self) -> float:
-        """Heads with those that are padded in, so that each Ulysses rank has as many."""
-        return -(-self.model.heads // self.plan.ulysses) * self.plan.ulysses / self.model.heads
+        """Numbers of all heads, with those that are padded in so that each Ulysses rank has as many heads, against a
+        token's width."""
+        padded = -(-self.model.heads // self.plan.ulysses) * self.plan.ulysses / self.model.heads
+        return padded * self.model.of_heads
 
     def exchange_seconds(self, image: float, text: float, keys: float) -> float:
         """Of Ulysses and ring in all blocks of a stage, for so many tokens of this rank."""

@@ -41,6 +41,7 @@ class ModelFacts:
     # travel instead, in float8 in some files (acceleration/projection_pass.py).
     projecting_blocks: int = 0
     float8_inputs: bool = False
+    of_heads: float = 1.0  # numbers of all heads together, against a token's width
 
     @property
     def splits_sequence(self) -> bool:

@@ -53,6 +53,24 @@ def test_the_facts_of_flux_dev_are_those_of_the_diffusers_class():
     assert flops == pytest.approx(74.4e12, rel=0.01)
 
 
+def test_heads_wider_than_tokens_attend_and_travel_for_longer():
+    """MiniMax H3's have 7168 numbers together, its tokens 5376."""
+    transformer = flux_on_meta()
+    transformer.of_head = 256  # twice as wide as FLUX.1's
+    facts = describe(transformer, replace(FLUX.network, head_dim="of_head"), "FLUX.1", 2, (2, 2))
+    assert facts == replace(FLUX_DEV, of_heads=2.0)
+    steps = [PlannedStep(ParallelPlan(), each, flux_request(1024), H200, True) for each in (FLUX_DEV, facts)]
+    once, twice = (each.attention_seconds(64, 128) for each in steps)
+    assert twice == pytest.approx(2 * once)
+    # By NCCL, and through the host's memory where heads take longer to travel than attention does.
+    for route in (0.0, 1.0):
+        once, twice = (
+            exchanged(1.0, route, replace(each, parallel_blocks=0, projecting_blocks=0), ulysses=2)
+            for each in (FLUX_DEV, facts)
+        )
+        assert twice == pytest.approx(2 * once, rel=0.01)
+
+
 def test_a_request_is_described_by_its_shapes():
     family = DiffusersFamily(FLUX, FLUX_CONFIG)
     request = family.describe(Seen((1, 77, 4096), ((2, 16, 65, 128),)), batch=4, steps=9)
