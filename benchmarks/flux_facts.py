@@ -19,6 +19,7 @@ FLUX_DEV = ModelFacts(
     shared_parameters=3_228_567_552,
     parallel_blocks=38,
     projecting_blocks=57,
+    head_dim=128,
 )
 """A test compares it with the diffusers class."""
 

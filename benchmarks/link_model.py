@@ -94,10 +94,7 @@ JOBS = (
     ),
     Job(
         "MiniMax H3, 768 × 448, 73 frames",
-        replace(
-            _facts("MiniMax H3", 56, 5376, 50, 4 * 5376 * 7168 + 3 * 5376 * 14336),
-            of_heads=7168 / 5376,
-        ),
+        replace(_facts("MiniMax H3", 56, 5376, 50, 4 * 5376 * 7168 + 3 * 5376 * 14336), head_dim=128),
         RequestFacts(22 * 14 * 24 + 125, 256, rows=22 * 14, steps=8),
         measured=618.5 / 339.4,
     ),

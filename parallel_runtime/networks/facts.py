@@ -30,14 +30,11 @@ def describe(
     found = [(block, blocks) for blocks in lists for block in network.get_submodule(blocks.path).children()]
     total = _size(network)
     image, text, shared = _met(found) if found else (total, total, 0)
-    width, heads = _width(network, data), int(attrgetter(data.heads)(network)) if data else 1
-    of_head = int(attrgetter(data.head_dim)(network)) if data and data.head_dim else width / heads
     square = len(patch) > 1 and patch[-1] == patch[-2] and set(patch[:-2]) <= {1}  # stages cut a latent by its rows
     return ModelFacts(
         title=title,
-        heads=heads,
-        width=width,
-        of_heads=heads * of_head / width,
+        heads=int(attrgetter(data.heads)(network)) if data else 1,
+        width=_width(network, data),
         parameters=total,
         block_sizes=tuple(_size(block) for block, _ in found) or (total,),
         attentions=tuple(2 if blocks.again and _size(block, blocks.again) else 1 for block, blocks in found) or (1,),
@@ -53,6 +50,7 @@ def describe(
             for block, blocks in found
         ),
         float8_inputs=takes == FLOAT8,
+        head_dim=int(attrgetter(data.head_dim)(network)) if data and data.head_dim else 0,
     )
 
 
@@ -97,8 +95,7 @@ def describe_network(network: nn.Module, size: int, latent_dimensions: int, take
     patch = patch_of(network, latent_dimensions)
     total = max(1, sum(parameter.numel() for parameter in network.parameters()))
     facts = describe(network, data, known.title, max(1, round(size / total)), patch, why, takes)
-    of_head = data.head_dim if data is not None else ""
-    head_dim = int(attrgetter(of_head)(network)) if of_head else facts.width // facts.heads
+    head_dim = facts.heads_width // facts.heads
     return Described(facts, data, head_dim, patch, known.rows_together, known.side_by_side)
 
 

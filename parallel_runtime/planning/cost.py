@@ -97,7 +97,11 @@ class PlannedStep:
 
     def activation(self, tokens: float) -> float:
         """Bytes of one activation of so many tokens of each row."""
-        return self.batch * tokens * self.model.width * self.model.bytes_per_number
+        return self.numbers(tokens, self.model.width)
+
+    def numbers(self, tokens: float, width: float) -> float:
+        """Bytes of so many numbers of so many tokens of each row."""
+        return self.batch * tokens * width * self.model.bytes_per_number
 
     @cached_property
     def other_parameters(self) -> float:
@@ -129,14 +133,13 @@ class PlannedStep:
     def attention_seconds(self, tokens: float, keys: float) -> float:
         """Of one block, for so many tokens of this rank."""
         rate = self.machine.attention * 1e12 / self.slowdown
-        return 4 * self.batch * tokens * keys * self.model.width / rate * self.padded_heads
+        return 4 * self.batch * tokens * keys * self.padded_width / rate
 
     @cached_property
-    def padded_heads(self) -> float:
-        """Numbers of all heads, with those that are padded in so that each Ulysses rank has as many heads, against a
-        token's width."""
-        padded = -(-self.model.heads // self.plan.ulysses) * self.plan.ulysses / self.model.heads
-        return padded * self.model.of_heads
+    def padded_width(self) -> float:
+        """Of all heads together, with those that are padded in, so that each Ulysses rank has as many."""
+        padded = -(-self.model.heads // self.plan.ulysses) * self.plan.ulysses
+        return self.model.heads_width * padded / self.model.heads
 
     def exchange_seconds(self, image: float, text: float, keys: float) -> float:
         """Of Ulysses and ring in all blocks of a stage, for so many tokens of this rank."""
@@ -144,7 +147,7 @@ class PlannedStep:
         tokens, seconds = image + text, 0.0
         if plan.ulysses > 1:
             link = self.machine.link_over(1, plan.ulysses)
-            sent = 4 * self.activation(tokens) * self.padded_heads * (1 - 1 / plan.ulysses)
+            sent = 4 * self.numbers(tokens, self.padded_width) * (1 - 1 / plan.ulysses)
             moved = sent / (link.all_to_all * 1e9)
             if route := self.on_route():
                 seconds = blocks * 2 * link.latency + route[0]
@@ -157,10 +160,11 @@ class PlannedStep:
                 seconds += blocks * (2 * link.latency + moved) - hiding * min(moved, beside)
         if plan.ring > 1:
             link = self.machine.link_over(plan.ulysses, plan.ring)
-            sent = 2 * self.activation(keys / plan.ring) / plan.ulysses
+            sent = 2 * self.numbers(keys / plan.ring, self.model.heads_width) / plan.ulysses
             # Attention runs meanwhile, but measured steps are as long as if it ran afterwards.
             passed = link.latency + sent / (link.peer * 1e9)
-            merge = 2 * self.activation(tokens) * fitted.MERGE_PASSES / (self.machine.memory_rate * 1e9)
+            attended = self.numbers(tokens, self.model.heads_width)
+            merge = 2 * attended * fitted.MERGE_PASSES / (self.machine.memory_rate * 1e9)
             seconds += blocks * (plan.ring - 1) * (passed + merge)
         return seconds
 
@@ -171,8 +175,8 @@ class PlannedStep:
         if not machine.link_over(1, plan.ulysses).route or plan.pipe > 1 or not plan.sequence == plan.ulysses > 1:
             return None
         keys = self.request.tokens + self.request.text_tokens
-        inner, rows = model.width * self.padded_heads, self.batch * keys * self.token_share
-        sizes = rows, keys, inner, model.width, self.beside_parameters
+        rows = self.batch * keys * self.token_share
+        sizes = rows, keys, self.padded_width, model.width, self.beside_parameters
         block = on_route(machine, plan.ulysses, *sizes, number=model.bytes_per_number, slowdown=self.slowdown)
         if not self.compiled:
             return model.blocks * block.shown, 0

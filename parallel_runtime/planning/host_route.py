@@ -65,9 +65,9 @@ def of_compiled(model: ModelFacts, block: OnRoute, ranks: int, float8: bool) -> 
     parallel, projecting = (each if is_on("blocks") else 0 for each in (model.parallel_blocks, model.projecting_blocks))
     projecting = projecting if known else 0
     others = max(0, projecting - parallel)
-    seconds, sending, wide = (model.blocks - parallel - others) * block.shown, 0, model.input_width / model.of_heads
+    seconds, sending = (model.blocks - parallel - others) * block.shown, 0
     for count, each in ((parallel, block), (others, replace(block, beside=0.0))):
-        inputs = each.of_inputs(ranks, wide) if projecting and is_on("gather") else math.inf
+        inputs = each.of_inputs(ranks, model.input_width) if projecting and is_on("gather") else math.inf
         seconds += count * min(each.of_heads, inputs)
         sending += count * (inputs < each.of_heads)
     return seconds, sending

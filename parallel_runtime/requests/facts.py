@@ -41,7 +41,7 @@ class ModelFacts:
     # travel instead, in float8 in some files (acceleration/projection_pass.py).
     projecting_blocks: int = 0
     float8_inputs: bool = False
-    of_heads: float = 1.0  # numbers of all heads together, against a token's width
+    head_dim: int = 0  # of a head; 0: all of them together are as wide as a token
 
     @property
     def splits_sequence(self) -> bool:
@@ -57,6 +57,11 @@ class ModelFacts:
     def input_width(self) -> float:
         """Of a number that projecting layers take, against one that is computed."""
         return 1 / self.bytes_per_number if self.float8_inputs else 1.0
+
+    @property
+    def heads_width(self) -> int:
+        """Of all heads together."""
+        return self.heads * self.head_dim or self.width
 
     @property
     def blocks(self) -> int:
