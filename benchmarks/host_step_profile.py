@@ -39,6 +39,7 @@ from parallel_runtime.planning.host_route import inputs_are_sooner
 from parallel_runtime.requests.facts import MachineFacts
 from parallel_runtime.switches import SWITCHES, VARIABLE
 
+from . import slow_slot
 from .in_comfyui.host_families import HostFamily, loaded_as_tensors
 from .kernel_times import kind_of, milliseconds, profile
 from .profiled_ranks import finish, measured, start
@@ -245,10 +246,12 @@ def main() -> None:
     parser.add_argument("--top", type=int, default=4)
     parser.add_argument("--attention", default="auto", choices=ATTENTION_BACKENDS)
     parser.add_argument("--alone", type=int, default=0, help="one GPU as one of so many (benchmarks/alone.py)")
+    parser.add_argument("--slower", type=int, default=1, help="slots so many times as slow (benchmarks/slow_slot.py)")
     parser.add_argument("--tiny", action="store_true", help="small networks, on CPUs where there are no GPUs")
     options = parser.parse_args()
     device, families, mesh = start(options)
-    machine = measured(device, mesh.plan.sequence)
+    machine = slow_slot.told(measured(device, mesh.plan.sequence), options.slower)
+    slow_slot.begin(options.slower)
     if mesh.sequence_index == 0:
         print(machine, flush=True)
     for name in options.models:

@@ -2,8 +2,7 @@
 
     python -m benchmarks.link_model            # the table of docs/slow-links.md
     python -m benchmarks.link_model --checked  # the same of H100s and H200s, beside what was measured
-    python -m benchmarks.link_model --float8   # two cards with float8 files
-    python -m benchmarks.link_model --int8     # two cards with int8 files
+    python -m benchmarks.link_model --bytes    # two cards with int8 or float8 files
 
 A cell is how many times as fast a step is as on one such card, by the exact plan that `auto` takes; 1.0 is one card.
 Reckoned are the cards' constants in parallel_runtime/requests/facts.py and a link's rate; a pool measures both.
@@ -12,7 +11,7 @@ Reckoned are the cards' constants in parallel_runtime/requests/facts.py and a li
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from parallel_runtime.config import ParallelConfig
@@ -20,6 +19,7 @@ from parallel_runtime.planning.plan import choose
 from parallel_runtime.planning.wish import Wish
 from parallel_runtime.requests.facts import (
     HOST_MEMORY,
+    INT8,
     NVLINK,
     LinkFacts,
     ModelFacts,
@@ -129,30 +129,15 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def float8() -> str:
-    """Markdown: as `table`, of two cards that multiply in float8, with such files."""
-    return _quantised(CARDS[1:], lambda model: replace(model, parallel_blocks=0, float8_inputs=True))
-
-
-def int8() -> str:
-    """Markdown: as `table`, of two cards with int8 files; inputs travel in 16 bit, and heads of parallel blocks."""
-    return _quantised(
-        CARDS,
-        lambda model: replace(
-            model, parallel_blocks=0, projecting_blocks=model.projecting_blocks - model.parallel_blocks
-        ),
-    )
-
-
-def _quantised(cards: Sequence[str], made: Callable[[ModelFacts], ModelFacts]) -> str:
-    """Of files whose products are twice as fast."""
-    shown = " | ".join(card.removeprefix("RTX ") for card in cards)
-    lines = [f"| 2 cards, {'/'.join(RATES)} | {shown} |", "|---|" + "---|" * len(cards)]
+def in_bytes() -> str:
+    """Markdown: as `table`, of two cards and files whose products are twice as fast and take a byte for a number."""
+    shown = " | ".join(card.removeprefix("RTX ") for card in CARDS)
+    lines = [f"| 2 cards, {'/'.join(RATES)} | {shown} |", "|---|" + "---|" * len(CARDS)]
     for job in JOBS:
         if job.model.projecting_blocks:
-            model = replace(made(job.model), bytes_per_parameter=1)
+            model = replace(job.model, bytes_per_parameter=1, parallel_blocks=0, takes=INT8)
             cells = [
-                "/".join(f"{_twice_as_fast(job, model, card, rate):.1f}" for rate in RATES.values()) for card in cards
+                "/".join(f"{_twice_as_fast(job, model, card, rate):.1f}" for rate in RATES.values()) for card in CARDS
             ]
             lines.append(f"| {job.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -179,10 +164,9 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checked", action="store_true", help="two H100s and H200s, beside what was measured")
-    parser.add_argument("--float8", action="store_true", help="two cards with float8 files")
-    parser.add_argument("--int8", action="store_true", help="two cards with int8 files")
+    parser.add_argument("--bytes", action="store_true", help="two cards with int8 or float8 files")
     asked = parser.parse_args()
-    print(checked() if asked.checked else float8() if asked.float8 else int8() if asked.int8 else table())
+    print(checked() if asked.checked else in_bytes() if asked.bytes else table())
 
 
 if __name__ == "__main__":

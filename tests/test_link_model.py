@@ -10,13 +10,12 @@ from benchmarks.link_model import (
     JOBS,
     _twice_as_fast,
     checked,
-    float8,
-    int8,
+    in_bytes,
     speed_up,
     table,
     through_host,
 )
-from parallel_runtime.requests.facts import NVLINK
+from parallel_runtime.requests.facts import INT8, NVLINK
 
 
 @pytest.mark.parametrize("job", [job for job in JOBS if job.measured], ids=lambda job: job.model.title)
@@ -40,8 +39,7 @@ def test_the_documents_have_the_tables():
     text = (root / "docs" / "slow-links.md").read_text(encoding="utf-8")
     assert table() in text
     assert checked() in text
-    assert float8() in text
-    assert int8() in text
+    assert in_bytes() in text
 
 
 def test_quantised_files_on_two_cards_gain_from_a_faster_slot_and_from_inputs_that_travel():
@@ -49,7 +47,7 @@ def test_quantised_files_on_two_cards_gain_from_a_faster_slot_and_from_inputs_th
     whole = replace(flux.model, bytes_per_parameter=1, parallel_blocks=0)
     slow, fast = (_twice_as_fast(flux, whole, "RTX 4090", rate) for rate in (1.0, 13.0))
     assert 1 == slow < fast < 2
-    half = replace(whole, float8_inputs=True)
+    half = replace(whole, takes=INT8)
     of_heads = replace(whole, projecting_blocks=0)
     found = [_twice_as_fast(flux, model, "RTX 4090", 8.0) for model in (of_heads, whole, half)]
     assert found == sorted(set(found))

@@ -83,7 +83,8 @@ def _shapes(family: HostFamily, comfyui: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _parts(family: HostFamily, key: str, shape: tuple[int, ...], seed: int) -> list[Part]:
-    of_block = len(shape) == 2 and key.endswith(".weight") and "blocks." in key
+    in_blocks = "blocks." in key or key.startswith("layers.")  # the latter of Z-Image
+    of_block = len(shape) == 2 and key.endswith(".weight") and in_blocks
     if family.gguf:
         if of_block and shape[1] % BLOCK == 0:
             size = shape[0], shape[1] // BLOCK * BLOCK_BYTES

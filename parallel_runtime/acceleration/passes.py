@@ -96,7 +96,7 @@ class Passes(CustomGraphPass):
 
     def _rewrite(self, graph: fx.Graph) -> None:
         _split_products(graph)
-        _split_float8(graph)
+        _split_rounded(graph)
         drop_unused(graph)
         for node in [node for node in graph.nodes if node.target is torch._C._nn.linear]:
             if len(_arguments(node)) == 3:
@@ -156,9 +156,11 @@ def _split_products(graph: fx.Graph) -> None:
             first += size
 
 
-def _split_float8(graph: fx.Graph) -> None:
-    """The same of float8 layers, so that nothing but attention reads what makes its heads."""
-    for layer in [node for node in graph.nodes if str(node.target) == "parallel_dit.float8_layer.default"]:
+def _split_rounded(graph: fx.Graph) -> None:
+    """The same of float8 and int8 layers, so that nothing but attention reads what makes its heads."""
+    ours = torch.ops.parallel_dit
+    some_of = {"float8_layer": ours.float8_rows.default, "int8_layer": ours.int8_rows.default}
+    for layer in [node for node in graph.nodes if getattr(node.target, "_opname", "") in some_of]:
         split: Any = next(iter(layer.users), None)
         parts = _parts_of(split) if len(layer.users) == 1 else None
         if parts is None or not any(_gelu_of(part) or _gate_of(part) for part in parts):
@@ -166,7 +168,7 @@ def _split_float8(graph: fx.Graph) -> None:
         firsts = accumulate(split.args[1], initial=0)
         for part, first, size in zip(parts, firsts, split.args[1], strict=False):
             with graph.inserting_before(split):
-                rows = graph.call_function(torch.ops.parallel_dit.float8_rows.default, (*layer.args, first, size))
+                rows = graph.call_function(some_of[layer.target._opname], (*layer.args, first, size))
             replace(part, rows)
 
 

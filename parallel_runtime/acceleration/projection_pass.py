@@ -70,7 +70,7 @@ def _made_by(part: Any, heads: Any, head_dim: Any) -> tuple[list[Any], int] | No
     rows_alike = view.shape[0] == 1 or view.stride(0) == output.stride(0)
     if not rows_alike or view.stride()[1:] != (output.stride(1), head_dim, 1):
         return None
-    first = path[-1].args[4] if path[-1].target is torch.ops.parallel_dit.float8_rows.default else 0
+    first = path[-1].args[-2] if path[-1].target in _some_rows() else 0
     return path, first + int(view.storage_offset() - output.storage_offset())
 
 
@@ -95,8 +95,12 @@ def _makes_rows(node: Any) -> bool:
     """Whether it is a linear layer that gives of other ranks' tokens what it gives of these: one of plain weights, of
     float8 whose input is rounded before it, or of int8."""
     ours = torch.ops.parallel_dit
-    of_float8 = ours.float8_layer.default, ours.float8_rows.default
-    return node.target in (torch._C._nn.linear, ours.int8_layer.default, *of_float8)
+    return node.target in (torch._C._nn.linear, ours.float8_layer.default, ours.int8_layer.default, *_some_rows())
+
+
+def _some_rows() -> tuple[Any, ...]:
+    """Operators of some rows of a layer, whose last arguments are the first one and how many."""
+    return torch.ops.parallel_dit.float8_rows.default, torch.ops.parallel_dit.int8_rows.default
 
 
 def _layer(node: Any) -> tuple[Any, list[Any], str]:

@@ -14,11 +14,24 @@ QueriesKeysValues = tuple[list[Tensor], list[Tensor], list[Tensor]]
 """Queries, keys and values (batch, tokens of the part, heads, head dim) of each part of the own tokens."""
 
 
-class Layer(Protocol):
-    """A linear layer, of which some outputs can be computed."""
+class Rounding(Protocol):
+    """How a layer rounds its input, each token by itself; equal where the same comes of it."""
 
-    def rows(self, first: int, size: int) -> Callable[[Tensor], Tensor]:
-        """The product with so many rows of the weight from one on, of x (batch, tokens, width)."""
+    def sent(self, x: Tensor) -> Tensor:
+        """x (batch, tokens, width) rounded, as other ranks get it (batch, tokens, some width)."""
+
+    def taken(self, sent: Tensor) -> Tensor:
+        """What the layer computes with (batch, tokens, width), of what came."""
+
+
+class Layer(Protocol):
+    """A linear layer, of which some outputs can be computed; `rounding`: of its input, None where that is as it is."""
+
+    @property
+    def rounding(self) -> Rounding | None: ...
+
+    def rows(self, first: int, size: int, rounded: bool = False) -> Callable[[Tensor], Tensor]:
+        """The product with so many rows of the weight from one on, of x (batch, tokens, width), or of one `taken`."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +40,9 @@ class LinearLayer:
 
     weight: Tensor
     bias: Tensor | None = None
+    rounding: Rounding | None = None
 
-    def rows(self, first: int, size: int) -> Callable[[Tensor], Tensor]:
+    def rows(self, first: int, size: int, rounded: bool = False) -> Callable[[Tensor], Tensor]:
         """As they lie there."""
         used = slice(first, first + size)
         weight, bias = self.weight[used], None if self.bias is None else self.bias[used]
@@ -59,17 +73,22 @@ class Projections:
         queries, keys, values = self.of_all_heads((0, 1, 2))(self.inputs)
         return queries, keys, values
 
-    def of_all_heads(self, kinds: Sequence[int]) -> Callable[[Sequence[Tensor]], list[list[Tensor]]]:
-        """Of inputs such as these, queries (0), keys (1) or values (2) with all heads, each layer one product."""
+    def of_all_heads(
+        self, kinds: Sequence[int], sent: bool = False
+    ) -> Callable[[Sequence[Tensor]], list[list[Tensor]]]:
+        """Of inputs such as these, or as they are `sent`, queries (0), keys (1) or values (2) with all heads, each
+        layer one product."""
         size, parts = self.heads * self.head_dim, self.parts
+        roundings = self.roundings if sent else [None] * len(self.inputs)
         runs: dict[int, tuple[int, int, Callable[[Tensor], Tensor]]] = {}  # the first row, how many, their product
         for index, layer in enumerate(self.layers):
             if rows := [part[kind][1] for part in parts for kind in kinds if part[kind][0] == index]:
                 used = max(rows) + size - min(rows)
-                runs[index] = min(rows), used, layer.rows(min(rows), used)
+                runs[index] = min(rows), used, layer.rows(min(rows), used, roundings[self.fed[index]] is not None)
 
         def run(inputs: Sequence[Tensor]) -> list[list[Tensor]]:
             made: dict[int, Tensor] = {}
+            inputs = [x if how is None else how.taken(x) for x, how in zip(inputs, roundings, strict=True)]
             for index, (_, used, rows) in runs.items():
                 x = inputs[self.fed[index]]  # without a token where another part has all
                 made[index] = rows(x) if x.shape[1] else x.new_empty((x.shape[0], 0, used), dtype=self.dtype)
@@ -82,10 +101,22 @@ class Projections:
 
         return run
 
+    def sent(self) -> list[Tensor]:
+        """The inputs as other ranks get them."""
+        return [x if how is None else how.sent(x) for x, how in zip(self.inputs, self.roundings, strict=True)]
+
+    @property
+    def roundings(self) -> list[Rounding | None]:
+        """Of each input, where all layers that take it round it alike."""
+        found: list[set[Rounding | None]] = [set() for _ in self.inputs]
+        for layer, index in zip(self.layers, self.fed, strict=True):
+            found[index].add(layer.rounding)
+        return [each.pop() if len(each) == 1 else None for each in found]
+
     @property
     def kind(self) -> str:
         """What inputs are, of any lengths, and what is made of them: not the same where ranks' layers differ."""
-        inputs = [(str(x.dtype), x.shape[-1]) for x in self.inputs]
+        inputs = [(str(x.dtype), x.shape[-1], how) for x, how in zip(self.inputs, self.roundings, strict=True)]
         return repr((inputs, self.fed, self.places, self.heads, self.head_dim, str(self.dtype)))
 
     @property

@@ -1,9 +1,9 @@
 """Attention over ranks by what keys and values are made of: ranks send the input of a block's layers through the host's
 memory, and each makes keys and values of all tokens from it and attends with its own queries, so that nothing comes
 back. On two ranks that is half of the bytes that queries, keys, values and attended values have, on three three
-quarters, half as much where layers take float8; products that make keys and values are done for each rank's tokens on
-every one. While the others' input comes, a rank makes what it can of its own, and computes the layer beside attention,
-if there is one.
+quarters, half as much where layers take float8 or int8; products that make keys and values are done for each rank's
+tokens on every one. While the others' input comes, a rank makes what it can of its own, and computes the layer beside
+attention, if there is one.
 
 A rank whose block has no such layers could not take part, so ranks agree beforehand (`OtherWay` in
 acceleration/recorded_kinds.py)."""
@@ -38,10 +38,11 @@ def gather_through_host(
 ) -> Tensor:  # fmt: skip
     """As `attend_through_host`, to rounding, of the layers that make queries, keys and values, and of norms as of
     `rotary.apply_norms`. `sizes` are the tokens of each part on each rank."""
-    inputs = _Inputs(layers, norms, sizes, buffers)  # which travels behind its packing alone, whatever comes next
-    queries, keys, values = layers.whole()
+    sent = layers.sent()
+    inputs = _Inputs(layers, sent, norms, sizes, buffers)  # travels behind its packing alone, whatever comes next
+    queries, keys, values = layers.of_all_heads((0, 1, 2), sent=True)(sent)
     query, key = apply_norms(queries, keys, norms, eps)
-    place, parts, made = key.shape[1], len(sizes), layers.of_all_heads((1, 2))
+    place, parts, made = key.shape[1], len(sizes), layers.of_all_heads((1, 2), sent=True)
     whole_key, whole_value = (key.new_empty((key.shape[0], sum(buffers.lengths), *key.shape[2:])) for _ in range(2))
     whole_key[:, :place] = key  # the own ones first, then as they come
     torch.cat(values, 1, out=whole_value[:, :place])
@@ -64,15 +65,18 @@ class _Inputs:
     """The inputs' way between the ranks, with the angles of their tokens, some tokens after the other. All memory is
     taken on the caller's stream before the first message, and held until the last was taken."""
 
-    def __init__(self, layers: Projections, norms: list[Tensor], sizes: Sequence[Sequence[int]], buffers: HostBuffers):
+    def __init__(
+        self, layers: Projections, sent: list[Tensor], norms: list[Tensor], sizes: Sequence[Sequence[int]],
+        buffers: HostBuffers,
+    ):  # fmt: skip
         self._lengths, self._rank, self._sizes = buffers.lengths, buffers.rank, sizes
         self._exchange = Exchange(buffers.memory, buffers.rank, INPUTS)
         *_, cos, sin = norms
         # Of all tokens of a rank, or of those of a part: (tensor, part). Those of more bytes first, so that all begin
         # where their type can.
         self._given: list[tuple[Tensor, int | None]] = [(cos, None), (sin, None)]
-        self._order = sorted(range(len(layers.inputs)), key=lambda index: -layers.inputs[index].itemsize)
-        self._given += [(layers.inputs[index], layers.part_of[index]) for index in self._order]
+        self._order = sorted(range(len(sent)), key=lambda index: -sent[index].itemsize)
+        self._given += [(sent[index], layers.part_of[index]) for index in self._order]
         self._count = self._pieces_of(buffers)
         self._boxes = {
             source: [cos.new_empty(self._size(source, piece), dtype=torch.uint8) for piece in range(self._count)]

@@ -197,7 +197,7 @@ def block_attention_of_layers(
 def _layer_of(kind, tensors, dtype):
     if not kind:
         return LinearLayer(*tensors)
-    return Int8Layer(tensors, kind) if KINDS[kind].by_tokens else Float8Layer(tensors, kind, dtype)
+    return (Int8Layer if KINDS[kind].by_tokens else Float8Layer)(tensors, kind, dtype)
 
 
 @shapes_of(block_attention_of_layers)

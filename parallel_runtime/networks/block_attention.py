@@ -115,7 +115,8 @@ class BlockAttention:
         layer = LayerBeside(beside) if beside else None
         could = layers.lengths == list(streams.own)
         x, inner = layers.inputs[0], layers.heads * layers.head_dim
-        sizes = inner, x.shape[-1], x.itemsize, x.shape[0], buffers.lengths
+        number = x.itemsize if layers.roundings[0] is None else 1
+        sizes = inner, x.shape[-1], number, x.shape[0], buffers.lengths
         could = could and inputs_are_sooner(tokens.machine, *sizes, beside=layer.parameters if layer else 0)
         tokens.noted.append(layers.kind if could else "")
         if not (could and tokens.gathers):

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from torch import nn
 
-from ..requests.facts import FLOAT8, INT8, PLAIN, QUANTISED, ModelFacts, RequestFacts
+from ..requests.facts import PLAIN, QUANTISED, ModelFacts, RequestFacts
 from ..said import said
 from .block_arguments import KEYWORD
 from .tables.blocks import Blocks, Network, find
@@ -45,11 +45,8 @@ def describe(
         why_whole="" if data is not None else why,
         shared_parameters=shared,
         parallel_blocks=sum(takes == PLAIN and blocks.parallel and _hides(block) for block, blocks in found),
-        projecting_blocks=sum(
-            takes != QUANTISED and not (takes == INT8 and blocks.parallel) and _projects(block, blocks)
-            for block, blocks in found
-        ),
-        float8_inputs=takes == FLOAT8,
+        projecting_blocks=sum(takes != QUANTISED and _projects(block, blocks) for block, blocks in found),
+        takes=takes,
         head_dim=int(attrgetter(data.head_dim)(network)) if data and data.head_dim else 0,
     )
 

@@ -46,8 +46,9 @@ class Float8Layer:
     inside: list[torch.Tensor]
     kind: str
     dtype: torch.dtype
+    rounding: None = None  # what it is given is rounded
 
-    def rows(self, first: int, size: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def rows(self, first: int, size: int, rounded: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
         """As they lie there."""
         layer = some_rows(KINDS[self.kind].filled(self.inside), first, size)
         return lambda x: _of_float8(x, layer, self.dtype)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..requests.facts import MachineFacts, ModelFacts
+from ..requests.facts import FLOAT8, MachineFacts, ModelFacts
 from ..switches import is_on
 from . import cost_constants as fitted
 
@@ -61,7 +61,7 @@ def on_route(
 def of_compiled(model: ModelFacts, block: OnRoute, ranks: int, float8: bool) -> tuple[float, int]:
     """Seconds that are seen of all blocks' exchanges, between GPUs that multiply `float8` or do not, and how many of
     the blocks send inputs."""
-    known = model.heads % ranks == 0 and (float8 or not model.float8_inputs)
+    known = model.heads % ranks == 0 and (float8 or model.takes != FLOAT8)
     parallel, projecting = (each if is_on("blocks") else 0 for each in (model.parallel_blocks, model.projecting_blocks))
     projecting = projecting if known else 0
     others = max(0, projecting - parallel)

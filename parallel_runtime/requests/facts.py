@@ -38,9 +38,9 @@ class ModelFacts:
     # matrix products (exchange/layer_beside.py).
     parallel_blocks: int = 0
     # Blocks whose attention is given the layers that make queries, keys and values, once compiled, whose inputs may
-    # travel instead, in float8 in some files (acceleration/projection_pass.py).
+    # travel instead, as `takes` says (acceleration/projection_pass.py).
     projecting_blocks: int = 0
-    float8_inputs: bool = False
+    takes: str = PLAIN
     head_dim: int = 0  # of a head; 0: all of them together are as wide as a token
 
     @property
@@ -56,7 +56,7 @@ class ModelFacts:
     @property
     def input_width(self) -> float:
         """Of a number that projecting layers take, against one that is computed."""
-        return 1 / self.bytes_per_number if self.float8_inputs else 1.0
+        return 1 / self.bytes_per_number if self.takes in (FLOAT8, INT8) else 1.0
 
     @property
     def heads_width(self) -> int:

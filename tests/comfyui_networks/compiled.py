@@ -106,7 +106,7 @@ def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> 
     gathered: list[str] = []
 
     def gather(*given: Any, **how: Any) -> torch.Tensor:
-        gathered.append(str(given[0].inputs[0].dtype))
+        gathered.append(str(given[0].sent()[0].dtype))
         return gather_through_host(*given, **how)
 
     block_attention.gather_through_host = gather  # type: ignore[attr-defined]

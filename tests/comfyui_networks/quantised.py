@@ -13,7 +13,7 @@ from parallel_runtime.acceleration.compiled_methods import CompiledMethods
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.float8_layers import Float8Layer, float8_layer, float8_rows
 from parallel_runtime.networks.gguf_layers import GgufLayer, use_gguf_kernels
-from parallel_runtime.networks.int8_layers import Int8Layer
+from parallel_runtime.networks.int8_layers import Int8Layer, int8_rows
 from parallel_runtime.networks.quantised_layers import QuantisedLayer, hide_quantised, int8_layer
 
 FORMATS = {
@@ -208,7 +208,7 @@ def in_format(module: torch.nn.Module, format: str) -> None:
 
 def compare_rows(rank: int, world_size: int, comfyui: str) -> dict[str, dict[str, bool]]:
     """Of each format, whether some rows of a layer's output (of int8 for some tokens alone) are those of all, bit for
-    bit; and that there was something."""
+    bit, of int8 as other ranks get the input to rounding; and that there was something."""
     use_comfyui(comfyui, {"cpu": True})
     torch.set_grad_enabled(False)
     found = {}
@@ -226,8 +226,15 @@ def compare_rows(rank: int, world_size: int, comfyui: str) -> dict[str, dict[str
             parts: Any = Float8Layer(layer.inside, layer.kind, torch.float32)
             last = float8_rows(x, layer.inside, layer.kind, torch.float32, 32, 64)
         else:
-            whole, parts = int8_layer(x, layer.inside, layer.kind), Int8Layer(layer.inside, layer.kind)
-            last = parts.rows(32, 64)(x)
+            whole, parts = int8_layer(x, layer.inside, layer.kind), Int8Layer(layer.inside, layer.kind, x.dtype)
+            last = int8_rows(x, layer.inside, layer.kind, 32, 64)
+            sent = parts.rounding.sent(x)
+            came = parts.rows(8, 48, rounded=True)(parts.rounding.taken(sent))
+            found["sent " + format] = {
+                "alike": bool((came - whole[..., 8:56]).abs().max() < 1e-6 * whole.abs().max()),
+                "less": sent.shape == (2, 5, 36) and sent.itemsize == 1,
+                "none": parts.rounding.sent(x[:, :0]).shape == (2, 0, 36),
+            }
         # Of int8 sums are exact, so that other tokens beside them change no bit.
         some = torch.cat([parts.rows(8, 48)(each) for each in x.split((1, 4) if "int8" in format else 5, 1)], 1)
         found[format] = {

@@ -80,7 +80,7 @@ def test_plans_reckon_with_the_products_that_a_forward_has():
 def test_plans_know_the_blocks_whose_exchange_hides_behind_products():
     names = ["flux", "flux2", "chroma", "qwen-image", "z-image", "lumina 2"]
     (found,) = run_ranks(1, "tests.comfyui_networks.described:hiding", {"comfyui": str(COMFYUI), "names": names})
-    flux, others = [[2, 0, 0, 0], [4, 4, 2, 0]], [[0, 0, 0, 0], [3, 3, 3, 0]]
+    flux, others = [[2, 0, 0, 0], [4, 4, 4, 0]], [[0, 0, 0, 0], [3, 3, 3, 0]]
     assert found == {"flux": flux, "flux2": flux, "chroma": flux, "qwen-image": others} | {
         "lumina 2": [[0, 0, 0, 0], [0, 0, 0, 0]],
         "z-image": [[0, 0, 0, 0], [4, 4, 4, 0]],

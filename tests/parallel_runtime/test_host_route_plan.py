@@ -10,7 +10,7 @@ from benchmarks.flux_facts import FLUX_DEV, flux_request
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.planning.cost import PlannedStep
 from parallel_runtime.planning.host_route import inputs_are_sooner
-from parallel_runtime.requests.facts import GIB, HOST_MEMORY, ModelFacts, known_gpu
+from parallel_runtime.requests.facts import FLOAT8, GIB, HOST_MEMORY, ModelFacts, known_gpu
 
 H200 = known_gpu("NVIDIA H200", 130 * GIB, HOST_MEMORY)
 WITHOUT_LAYERS = replace(FLUX_DEV, projecting_blocks=0)
@@ -46,7 +46,7 @@ def test_ranks_send_inputs_where_their_way_and_the_others_keys_and_values_show_l
     tokens, projecting = 4096 + 512, replace(FLUX_DEV, parallel_blocks=0)
     products = FLUX_DEV.blocks * 2 * tokens * 3 * 3072**2 / (H200.matmul * 1e12)  # of all ranks
     passed = FLUX_DEV.blocks * tokens * 3072 * 2 / (H200.memory_rate * 1e9)
-    float8 = replace(projecting, float8_inputs=True)
+    float8 = replace(projecting, takes=FLOAT8)
     for ranks in (2, 3, 4, 6):
         sent = FLUX_DEV.blocks * 4 * tokens / ranks * 3072 * 2 * (ranks - 1) / ranks
         of_others = (ranks - 1) * (products * 2 / 3 * 1.25 + passed * 11) / ranks
