@@ -113,7 +113,12 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     *_used("comfy.model_sampling:", EPS="", CONST="", V_PREDICTION=""),
     *_used("comfy.ops:", newer={"linear_input_act"}, linear_input_act="linear x input_act"),
-    *_used("comfy.quant_ops:", QuantizedTensor=""),
+    *_used(
+        "comfy.quant_ops:",
+        {"TensorWiseINT8Layout.quantize", "TensorWiseINT8Layout.get_plain_tensors", "ck.int8_linear"},
+        QuantizedTensor="", TensorWiseINT8Layout__dot__quantize="tensor is_weight per_channel convrot convrot_groupsize",
+        TensorWiseINT8Layout__dot__get_plain_tensors="qtensor", ck__dot__int8_linear="x weight weight_scale bias out_dtype",
+    ),
     *_used(
         "comfy.ldm.modules.attention:",
         attention_pytorch="q k v heads mask attn_precision skip_reshape skip_output_reshape",
