@@ -7,8 +7,9 @@ Models are those of benchmarks/in_comfyui/host_families.py, with random weights 
 them as tensors and not as a file, and all that follows is what a rank does (blocks cut, compiled, forwards recorded).
 `--format` takes another of its formats than the model's. A variant is what $PARALLEL_DIT_OFF holds, with `+` in
 between; `native` is the network as ComfyUI runs it, whole on each rank, `uncompiled` ours without the compiler, and
-`inputs` or `heads` what goes through the host's memory, whatever is reckoned to be sooner. The
-distance is from the first variant's output, over its norm; calls of one variant should be 0 apart.
+`heads`, `inputs` or `int8` (inputs as int8 layers round them) what goes through the host's memory, whatever is
+reckoned to be sooner. The distance is from the first variant's output, over its norm; calls of one variant should be
+0 apart.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from parallel_runtime.networks.facts import describe_network
 from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.networks.token_split import TokenSplit
-from parallel_runtime.planning.host_route import inputs_are_sooner
+from parallel_runtime.planning.host_route import bytes_of_inputs
 from parallel_runtime.requests.facts import MachineFacts
 from parallel_runtime.switches import SWITCHES, VARIABLE
 
@@ -47,6 +48,8 @@ from .profiled_ranks import finish, measured, start
 _SIGMA = 0.7
 _WARM = 4
 """Calls before one is timed: the second is recorded, the third tried."""
+_SENT = {"heads": 0, "inputs": 2, "int8": 1}
+"""Bytes of an input, as of `bytes_of_inputs`."""
 _SPATIAL, _TEMPORAL = 8, 4
 """Pixels of a latent position, frames of one."""
 
@@ -187,9 +190,9 @@ def measure(
         torch._dynamo.reset()
         words = [word for word in variant.split("+") if word in SWITCHES]
         os.environ[VARIABLE] = ",".join(words)
-        forced = [sent == "inputs" for sent in variant.split("+") if sent in ("inputs", "heads")]
-        sooner = (lambda *asked, forced=forced, **more: forced[0]) if forced else inputs_are_sooner
-        block_attention.inputs_are_sooner = sooner
+        forced = [number for sent, number in _SENT.items() if sent in variant.split("+")]
+        as_told = (lambda *asked, forced=forced, **more: forced[0]) if forced else bytes_of_inputs
+        block_attention.bytes_of_inputs = as_told
         network: ComfyNetwork | None = None
         if variant == "native":
             assert cut is None, "native comes first"

@@ -116,8 +116,10 @@ CONTRACTS: tuple[Contract, ...] = (
     *_used(
         "comfy.quant_ops:",
         {"TensorWiseINT8Layout.quantize", "TensorWiseINT8Layout.get_plain_tensors", "ck.int8_linear"},
-        QuantizedTensor="", TensorWiseINT8Layout__dot__quantize="tensor is_weight per_channel convrot convrot_groupsize",
-        TensorWiseINT8Layout__dot__get_plain_tensors="qtensor", ck__dot__int8_linear="x weight weight_scale bias out_dtype",
+        QuantizedTensor="",
+        TensorWiseINT8Layout__dot__quantize="tensor is_weight per_channel convrot convrot_groupsize",
+        TensorWiseINT8Layout__dot__get_plain_tensors="qtensor",
+        ck__dot__int8_linear="x weight weight_scale bias out_dtype",
     ),
     *_used(
         "comfy.ldm.modules.attention:",

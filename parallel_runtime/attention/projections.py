@@ -58,6 +58,7 @@ class Projections:
         fed: of each layer, which of the inputs it takes.
         places: of queries, of keys and of values one after the other: layer and first row for each part of the tokens.
         dtype: of what the layers make.
+        rounds: whether inputs are sent as layers round them.
     """
 
     inputs: Sequence[Tensor]
@@ -67,6 +68,7 @@ class Projections:
     heads: int
     head_dim: int
     dtype: torch.dtype
+    rounds: bool = True
 
     def whole(self) -> QueriesKeysValues:
         """With all heads, each layer one product."""
@@ -108,6 +110,8 @@ class Projections:
     @property
     def roundings(self) -> list[Rounding | None]:
         """Of each input, where all layers that take it round it alike."""
+        if not self.rounds:
+            return [None] * len(self.inputs)
         found: list[set[Rounding | None]] = [set() for _ in self.inputs]
         for layer, index in zip(self.layers, self.fed, strict=True):
             found[index].add(layer.rounding)

@@ -8,7 +8,6 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -23,6 +22,7 @@ from ..replaced import replaced
 from .float8_layers import Float8Layer
 from .int8_layers import Int8Layer
 from .quantised_layers import KINDS
+from .traced import TRACED
 
 FUNCTIONS = "comfy.ldm.modules.attention"  # module of ComfyUI's attention functions, called again by their names
 _UNNAMED = {"transformer_options", "_inside_attn_wrapper"}  # arguments that are not about the attention itself
@@ -30,19 +30,6 @@ _UNNAMED = {"transformer_options", "_inside_attn_wrapper"}  # arguments that are
 Parts = list[Tensor]  # as `attend_over_peers` gets them
 Route = Callable[..., "Tensor | None"]
 _NOW = threading.local()
-
-
-@dataclass
-class Traced:
-    """Where the code that is being traced is: torch's compiler follows what is written here, and leaves it as it was.
-    An object has its attributes from the start: a graph would be made anew once one is no longer the class's."""
-
-    where: str = ""  # inside of which submodule of its block (Blocks.cross, Blocks.gathers)
-    in_order: bool = False  # operators of the block keep their order, though none needs what another gives
-    last: Tensor | None = None  # what the one before gave, where they do
-
-
-TRACED = Traced()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from ..exchange.host_exchange import HostBuffers, attend_through_host
 from ..exchange.host_gather import gather_through_host
 from ..exchange.layer_beside import LayerBeside
 from ..exchange.peer_exchange import attend_over_peers
-from ..planning.host_route import inputs_are_sooner
+from ..planning.host_route import bytes_of_inputs
 from ..switches import is_on
 from .attention_operator import Parts, the_kernel, through_operator
 from .shares import join_both
@@ -115,12 +116,13 @@ class BlockAttention:
         layer = LayerBeside(beside) if beside else None
         could = layers.lengths == list(streams.own)
         x, inner = layers.inputs[0], layers.heads * layers.head_dim
-        number = x.itemsize if layers.roundings[0] is None else 1
-        sizes = inner, x.shape[-1], number, x.shape[0], buffers.lengths
-        could = could and inputs_are_sooner(tokens.machine, *sizes, beside=layer.parameters if layer else 0)
-        tokens.noted.append(layers.kind if could else "")
-        if not (could and tokens.gathers):
+        sizes = inner, x.shape[-1], x.itemsize, x.shape[0], buffers.lengths
+        more: Any = {"beside": layer.parameters if layer else 0, "rounds": layers.roundings[0] is not None}
+        number = bytes_of_inputs(tokens.machine, *sizes, **more) if could else 0
+        tokens.noted.append(layers.kind if number else "")
+        if not (number and tokens.gathers):
             return None
+        layers = replace(layers, rounds=number < x.itemsize)
         self.calls += 1
         how: Any = {"kernel": self._kernel.attend, "buffers": buffers, "scale": scale, "beside": layer}
         return _ended(gather_through_host(layers, norms, eps, streams.sizes, **how), layer)

@@ -11,9 +11,12 @@ from typing import Any
 from torch import nn
 
 from ..acceleration.compiled_methods import CompiledMethods, Varying
+from ..exchange.host_exchange import HostBuffers
+from ..replaced import replaced
 from .block_attention import BlockAttention
 from .gguf_layers import GgufLayer
 from .quantised_layers import QuantisedLayer
+from .traced import TRACED
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +104,8 @@ class CompiledBlocks:
         # latent patch attention has kept the keys.
         split = self._attention.split
         alone = split.degree == 1 and split.patch is None
-        return self.methods.call(forward, args, kwargs, varying, lambda: alone or self._attention.calls == attended)
+        with replaced(TRACED, "through_host", isinstance(split.tokens.buffers, HostBuffers)):
+            return self.methods.call(forward, args, kwargs, varying, lambda: alone or self._attention.calls == attended)
 
 
 def is_plain(network: nn.Module) -> bool:

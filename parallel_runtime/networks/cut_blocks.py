@@ -16,12 +16,13 @@ from torch import nn
 
 from ..errors import UnsupportedModelError
 from ..requests.patches import FUNCTIONS, SIGMAS
-from .attention_operator import TRACED, in_order
+from .attention_operator import in_order
 from .block_arguments import GRID, BlockCall, OwnArguments, is_guide_mask, name_argument
 from .modulation import Layers, Modulation
 from .shares import Streams
 from .tables.blocks import Blocks, find
 from .token_split import TokenSplit, over_all_tokens, put, take
+from .traced import TRACED
 
 SPLIT_NO_TOKENS = "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out."
 """What helps where a network is not as its data says."""

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..attention import operators
 from ..switches import is_on
+from .traced import TRACED
 
 _QUANTISED = "QuantizedTensor"
 _ROUNDING_INSIDE = "fp8_ops"  # ComfyUI's operations whose layers make quantised tensors of plain ones in their forward
@@ -49,7 +50,7 @@ class QuantisedLayer(nn.Module):
             if self.rounds:
                 rounded = input.clamp(-_MOST, _MOST).to(torch.float8_e4m3fn)
                 return ours.float8_layer.default(rounded, self.inside, self.kind, input.dtype)
-            if self.by_tokens:
+            if self.by_tokens and TRACED.through_host:
                 return ours.int8_layer.default(input, self.inside, self.kind)
             return ours.quantised_layer.default(input, self.inside, self.kind)
         if torch.compiler.is_compiling():

@@ -56,6 +56,8 @@ INPUT_PASSES = 11  # queries, keys or values; estimated, host_route.md: Z-Image,
 """That norms, rotation and copies of others' keys and values read and write."""
 LAST_OF_INPUT = 1 / 4  # of products; counted: a piece of four, exchange/host_gather.py
 """That make keys and values of others' tokens, what is left to do when the last piece of their input has come."""
+ROUNDING_SECONDS = 28e-12  # s a number of an input; estimated, host_route.md: FLUX.1 int8, 1024²
+"""That rounding an input to int8 for the others takes before the first of it leaves, and what came once it is there."""
 MERGE_PASSES = 12  # activations a token and pass of the ring; counted, in float32
 """That a ring's log-sum-exp merge reads and writes."""
 FLOAT32_SLOWDOWN = 6.0  # times; estimated

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..requests.facts import FLOAT8, MachineFacts, ModelFacts
+from ..requests.facts import FLOAT8, INT8, MachineFacts, ModelFacts
 from ..switches import is_on
 from . import cost_constants as fitted
 
@@ -17,13 +17,14 @@ _BYTES = 2  # of a number
 class OnRoute:
     """An exchange that moves queries, keys, values and attended values for so many seconds, and what a rank computes
     meanwhile, in seconds: attention, what makes queries, keys and values, and a feed-forward layer beside attention.
-    `passed`: of a pass of memory over queries, keys or values."""
+    `passed`: of a pass of memory over queries, keys or values; `rounded`: of rounding inputs to int8 for others."""
 
     moved: float
     attention: float
     made: float
     beside: float
     passed: float
+    rounded: float
 
     @property
     def shown(self) -> float:
@@ -35,13 +36,15 @@ class OnRoute:
         """Behind the layer beside attention, too."""
         return max(fitted.SEEN_BESIDE * self.moved, self.shown - self.beside)
 
-    def of_inputs(self, ranks: int, width: float) -> float:
+    def of_inputs(self, ranks: int, width: float, rounds: bool = False) -> float:
         """Of ranks that send inputs instead, of numbers so wide against those that are computed, with what the keys and
-        values of the others' tokens take besides: nothing comes back, and attention waits for all."""
+        values of the others' tokens take besides: nothing comes back, and attention waits for all. `rounds`: to int8,
+        before they go."""
         of_each = self.made * 2 / 3 * fitted.IN_PIECES + self.passed * fitted.INPUT_PASSES
         comes, more = self.moved * ranks / 4 * width, (ranks - 1) * of_each
         meanwhile = self.made + self.beside
-        return max(comes + more * fitted.LAST_OF_INPUT, meanwhile + more) - meanwhile
+        rounding = self.rounded if rounds else 0.0
+        return max(comes + more * fitted.LAST_OF_INPUT, meanwhile + more) - meanwhile + rounding
 
 
 def on_route(
@@ -55,7 +58,8 @@ def on_route(
     moved = 4 * rows * inner * number * (1 - 1 / ranks) / (machine.link.route * 1e9)
     made, layer = 2 * rows * 3 * width * inner / matmul, 2 * rows * beside / matmul
     passed = rows * inner * number / (machine.memory_rate * 1e9)
-    return OnRoute(moved, 4 * rows * keys * inner / attending, made, layer, passed)
+    rounded = rows * width * fitted.ROUNDING_SECONDS
+    return OnRoute(moved, 4 * rows * keys * inner / attending, made, layer, passed, rounded)
 
 
 def of_compiled(model: ModelFacts, block: OnRoute, ranks: int, float8: bool) -> tuple[float, int]:
@@ -68,19 +72,25 @@ def of_compiled(model: ModelFacts, block: OnRoute, ranks: int, float8: bool) -> 
     seconds, sending = (model.blocks - parallel - others) * block.shown, 0
     for count, each in ((parallel, block), (others, replace(block, beside=0.0))):
         inputs = each.of_inputs(ranks, model.input_width) if projecting and is_on("gather") else math.inf
+        if model.takes == INT8 and inputs < math.inf:
+            inputs = min(inputs, each.of_inputs(ranks, 1 / _BYTES, rounds=True))
         seconds += count * min(each.of_heads, inputs)
         sending += count * (inputs < each.of_heads)
     return seconds, sending
 
 
-def inputs_are_sooner(
-    machine: MachineFacts, inner: int, width: int, number: int, batch: int, lengths: Sequence[int], beside: int = 0
-) -> bool:
-    """Whether ranks with so many tokens had better send a block's inputs, `width` numbers of so many bytes, than
-    heads, `inner` numbers of all together in 16 bit, where a layer beside attention has so many parameters. The same on
-    all."""
+def bytes_of_inputs(
+    machine: MachineFacts, inner: int, width: int, number: int, batch: int, lengths: Sequence[int], beside: int = 0,
+    rounds: bool = False,
+) -> int:  # fmt: skip
+    """Bytes in which ranks with so many tokens had better send each of a block's inputs, `width` numbers of `number`
+    bytes, or of one where layers round them to int8 (`rounds`); 0 where they had better send heads, `inner` numbers of
+    all together in 16 bit. `beside`: parameters of a layer beside attention. The same on all."""
     if not machine.link.route:
-        return False
-    ranks = len(lengths)
+        return 0
+    ranks, wide = len(lengths), width / (_BYTES * inner)  # in a byte for each number
     block = on_route(machine, ranks, batch * max(lengths), sum(lengths), inner, width, beside)
-    return block.of_inputs(ranks, number * width / (_BYTES * inner)) < block.of_heads
+    ways = {0: block.of_heads, number: block.of_inputs(ranks, number * wide)}
+    if rounds:
+        ways[1] = block.of_inputs(ranks, wide, rounds=True)
+    return min(ways, key=ways.__getitem__)

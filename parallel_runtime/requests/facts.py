@@ -56,7 +56,7 @@ class ModelFacts:
     @property
     def input_width(self) -> float:
         """Of a number that projecting layers take, against one that is computed."""
-        return 1 / self.bytes_per_number if self.takes in (FLOAT8, INT8) else 1.0
+        return 1 / self.bytes_per_number if self.takes == FLOAT8 else 1.0
 
     @property
     def heads_width(self) -> int:

@@ -168,7 +168,7 @@ def test_layers_of_queries_keys_and_values_run_first_or_their_inputs_are_exchang
     monkeypatch.setattr(block_attention, "attend_through_host", of_heads)
     monkeypatch.setattr(block_attention, "gather_through_host", of_inputs)
     asked: list[Any] = []
-    monkeypatch.setattr(block_attention, "inputs_are_sooner", lambda *sizes, beside: asked.append(beside) or True)
+    monkeypatch.setattr(block_attention, "bytes_of_inputs", lambda *sizes, beside, rounds: asked.append(beside) or 4)
     split = TokenSplit(single_rank_mesh())
     attention = BlockAttention(KERNELS["sdpa"], split)
     tokens: Any = split.tokens

@@ -16,7 +16,6 @@ from parallel_runtime.attention.kernels import AttentionKernel
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.attention_operator import (
     FUNCTIONS,
-    TRACED,
     attending,
     block_attention,
     in_order,
@@ -24,6 +23,7 @@ from parallel_runtime.networks.attention_operator import (
 )
 from parallel_runtime.networks.block_attention import BlockAttention, Suited
 from parallel_runtime.networks.token_split import TokenSplit
+from parallel_runtime.networks.traced import TRACED
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.comfyui_networks.catalogue import TINY
 from tests.host.find_host import find_gguf_pack
@@ -353,7 +353,7 @@ def test_quantised_layers_are_operators_of_a_graph_and_compute_what_comfyui_does
         assert each["refused"] == []
         assert each["graphs"] == 1  # for two blocks, and two numbers of tokens
         assert each["graphs of patches"] == 0
-        operator = "float8_layer" if name in rounded else "int8_layer" if "int8" in name else "quantised_layer"
+        operator = "float8_layer" if name in rounded else "int8_layer" if "host" in name else "quantised_layer"
         second = "activated_layer" if "activated" in name else operator
         assert each["operators"] == [f"parallel_dit.{kind}.default" for kind in (operator, second)]
         assert max(each["differences"]) == 0.0, name

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.flux_facts import FLUX_DEV, flux_request
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.planning.cost import PlannedStep
-from parallel_runtime.planning.host_route import inputs_are_sooner
-from parallel_runtime.requests.facts import FLOAT8, GIB, HOST_MEMORY, ModelFacts, known_gpu
+from parallel_runtime.planning.host_route import bytes_of_inputs
+from parallel_runtime.requests.facts import FLOAT8, GIB, HOST_MEMORY, INT8, PLAIN, ModelFacts, known_gpu
 
 H200 = known_gpu("NVIDIA H200", 130 * GIB, HOST_MEMORY)
 WITHOUT_LAYERS = replace(FLUX_DEV, projecting_blocks=0)
@@ -77,7 +77,7 @@ def test_ranks_send_inputs_where_their_way_and_the_others_keys_and_values_show_l
 def test_inputs_go_where_attention_hides_less_than_they_spare(card, rate, tokens, number, sooner):
     machine = known_gpu(card, 0, replace(HOST_MEMORY, route=rate))
     halves = tokens // 2, tokens - tokens // 2
-    assert inputs_are_sooner(machine, 3072, 3072, number, 1, halves) == sooner
+    assert bytes_of_inputs(machine, 3072, 3072, number, 1, halves) == (number if sooner else 0)
 
 
 @pytest.mark.parametrize("rate", [4.0, 8.0, 13.0])
@@ -85,4 +85,18 @@ def test_inputs_go_where_attention_hides_less_than_they_spare(card, rate, tokens
 def test_long_videos_hide_heads_behind_attention_so_that_inputs_gain_nothing(card, rate):
     machine = known_gpu(card, 0, replace(HOST_MEMORY, route=rate))
     wan = 52 * 30 * 21 // 2
-    assert not inputs_are_sooner(machine, 5120, 5120, 2, 1, (wan, wan))
+    assert not bytes_of_inputs(machine, 5120, 5120, 2, 1, (wan, wan))
+
+
+@pytest.mark.parametrize(("rate", "number"), [(44.0, 2), (33.0, 2), (17.0, 1), (8.0, 1), (0.0, 0)])
+def test_layers_round_what_they_send_where_it_was_measured_to_be_sooner(rate, number):
+    machine = replace(known_gpu("H200", 0, replace(HOST_MEMORY, route=rate)), matmul=690.0, attention=595.0)
+    assert bytes_of_inputs(machine, 3072, 3072, 2, 1, (2304, 2304), rounds=True) == number
+
+
+def test_plans_take_the_better_of_both():
+    inputs = {takes: replace(SERIAL, projecting_blocks=57, takes=takes) for takes in (PLAIN, INT8, FLOAT8)}
+    for rate, alike in ((33.0, PLAIN), (8.0, INT8)):
+        plain, int8, float8 = (exchanged(300.0, rate, model, ulysses=2) for model in inputs.values())
+        assert float8 < int8 <= plain
+        assert (int8 == plain) == (alike == PLAIN)
