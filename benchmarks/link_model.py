@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.planning.plan import choose
@@ -33,8 +33,10 @@ CARDS = ("RTX 3090", "RTX 4090", "RTX 5090", "RTX 5060 Ti")
 RATES: Mapping[str, float] = {"x4": 4.0, "x8": 8.0, "x16": 13.0}
 """Of a PCIe 4.0 slot without peer access: 10^9 bytes a second that a card sends through the host's memory."""
 COUNTS = (2, 4)
-FORBIDDEN = 32.5
-"""Of two H200s whose NVLink is forbidden, as their pool measures it."""
+AUTO, BOTH = ParallelConfig(), ParallelConfig(ulysses=2)
+"""What `auto` takes, and two cards, also where that would be one."""
+FORBIDDEN, HALF, QUARTER = 32.5, 15.8, 7.8
+"""Of two H200s whose NVLink is forbidden, as their pool measures it, and of slots that are slowed (slow_slot.py)."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,14 @@ class Job:
 
     Args:
         measured: two H100s over NVLink, times as fast as one (benchmarks/results/in_comfyui.md); 0: not run.
-        forbidden: two H200s that use no NVLink (benchmarks/results/host_route.md).
+        forbidden: of such rates, two H200s that use no NVLink (benchmarks/results/host_route.md).
     """
 
     name: str
     model: ModelFacts
     request: RequestFacts
     measured: float = 0.0
-    forbidden: float = 0.0
+    forbidden: Mapping[float, float] = field(default_factory=dict)
 
 
 def _facts(
@@ -73,7 +75,13 @@ def _square(width: int, count: float) -> int:
 
 
 JOBS = (
-    Job("FLUX.1 dev, 1024²", FLUX_DEV, flux_request(1024), measured=124.5 / 70.1, forbidden=125.1 / 85.8),
+    Job(
+        "FLUX.1 dev, 1024²",
+        FLUX_DEV,
+        flux_request(1024),
+        measured=124.5 / 70.1,
+        forbidden={FORBIDDEN: 125.1 / 85.8, HALF: 125.1 / 92.2, QUARTER: 125.1 / 138.0},
+    ),
     Job(
         "Qwen-Image, 1024², CFG",
         _facts("Qwen-Image", 24, 3072, 60, _square(3072, 12), _square(3072, 24), projecting=True),
@@ -85,7 +93,7 @@ JOBS = (
         _facts("Z-Image", 30, 3840, 34, _square(3840, 4) + 3 * 3840 * 10240, projecting=True),
         RequestFacts(4096, 128, rows=64, steps=8),
         measured=92.8 / 52.8,
-        forbidden=92.8 / 60.1,
+        forbidden={FORBIDDEN: 92.8 / 60.1, HALF: 92.8 / 72.7, QUARTER: 92.8 / 102.6},
     ),
     Job(
         "Wan 2.2 14B, 480p, 81 frames",
@@ -101,9 +109,9 @@ JOBS = (
 )
 
 
-def speed_up(job: Job, card: str, count: int, link: LinkFacts) -> float:
-    """Times as fast as one card, by what `auto` takes of `count` cards; memory is enough."""
-    choice = choose(Wish(ParallelConfig(), count, job.model, job.request, known_gpu(card, 0, link)))
+def speed_up(job: Job, card: str, count: int, link: LinkFacts, config: ParallelConfig = AUTO) -> float:
+    """Times as fast as one card, by what `auto` takes of `count` cards, or a `config`; memory is enough."""
+    choice = choose(Wish(config, count, job.model, job.request, known_gpu(card, 0, link)))
     return choice.alone.seconds / choice.cost.seconds
 
 
@@ -145,18 +153,20 @@ def in_bytes() -> str:
 
 def _twice_as_fast(job: Job, model: ModelFacts, card: str, rate: float) -> float:
     machine = replace(known_gpu(card, 0, through_host(rate)), float8=True)
-    choice = choose(Wish(ParallelConfig(), 2, model, job.request, replace(machine, matmul=2 * machine.matmul)))
+    choice = choose(Wish(AUTO, 2, model, job.request, replace(machine, matmul=2 * machine.matmul)))
     return choice.alone.seconds / choice.cost.seconds
 
 
 def checked() -> str:
-    """Markdown: predicted and measured of two H100s over NVLink, and of two H200s without."""
+    """Markdown: predicted and measured of two H100s over NVLink, and of two H200s without, by rates of their slots."""
     lines = ["| | predicted | measured |", "|---|---|---|"]
-    without = "H200", through_host(FORBIDDEN), ", without NVLink", "forbidden"
-    for card, link, way, field in (("H100", NVLINK, "", "measured"), without):
-        for job in JOBS:
-            if measured := getattr(job, field):
-                lines.append(f"| {job.name}{way} | {speed_up(job, card, 2, link):.2f} | {measured:.2f} |")
+    for job in JOBS:
+        if job.measured:
+            lines.append(f"| {job.name} | {speed_up(job, 'H100', 2, NVLINK):.2f} | {job.measured:.2f} |")
+    for job in JOBS:
+        for rate, measured in job.forbidden.items():
+            predicted = speed_up(job, "H200", 2, through_host(rate), BOTH)
+            lines.append(f"| {job.name}, without NVLink, {rate} GB/s | {predicted:.2f} | {measured:.2f} |")
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.link_model import (
-    FORBIDDEN,
+    BOTH,
     JOBS,
     _twice_as_fast,
     checked,
@@ -23,9 +23,15 @@ def test_two_cards_with_nvlink_are_predicted_as_they_were_measured(job):
     assert speed_up(job, "H100", 2, NVLINK) == pytest.approx(job.measured, rel=0.15)
 
 
-@pytest.mark.parametrize("job", [job for job in JOBS if job.forbidden], ids=lambda job: job.model.title)
-def test_and_so_are_two_whose_nvlink_is_forbidden(job):
-    assert speed_up(job, "H200", 2, through_host(FORBIDDEN)) == pytest.approx(job.forbidden, rel=0.15)
+@pytest.mark.parametrize(("job", "rate"), [(job, rate) for job in JOBS for rate in job.forbidden], ids=str)
+def test_and_so_are_two_whose_nvlink_is_forbidden(job, rate):
+    assert speed_up(job, "H200", 2, through_host(rate), BOTH) == pytest.approx(job.forbidden[rate], rel=0.15)
+
+
+def test_a_slot_in_which_two_were_slower_than_one_leaves_the_other_out():
+    slower = [(job, rate) for job in JOBS for rate, measured in job.forbidden.items() if measured < 1]
+    assert len(slower) == 2
+    assert all(speed_up(job, "H200", 2, through_host(rate)) == 1 for job, rate in slower)
 
 
 def test_more_cards_are_never_slower_and_a_faster_slot_neither():
