@@ -14,10 +14,13 @@ from parallel_runtime.acceleration import compiler
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
 from parallel_runtime.acceleration.compiler import LIMIT, room, with_own_code
 from parallel_runtime.attention.kernels import KERNELS
+from parallel_runtime.exchange.grown_memory import PeerBuffers
+from parallel_runtime.exchange.host_exchange import HostBuffers
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.block_attention import BlockAttention
 from parallel_runtime.networks.compiled_blocks import CompiledBlocks
 from parallel_runtime.networks.token_split import TokenSplit
+from parallel_runtime.networks.traced import TRACED
 
 
 class Block(nn.Module):
@@ -129,3 +132,14 @@ def test_a_copy_of_a_function_does_the_same_and_has_graphs_of_its_own(graphs):
         LIMIT - compiler._OF_A_CALL - 1,
         LIMIT - compiler._OF_A_CALL,
     )
+
+
+@pytest.mark.parametrize(("buffers", "through"), [(HostBuffers, True), (PeerBuffers, False), (None, False)])
+def test_graphs_may_know_that_ranks_exchange_through_the_hosts_memory(buffers, through, monkeypatch):
+    block = Block()
+    compiled, call = as_cut(block)
+    seen: list[bool] = []
+    monkeypatch.setattr(compiled.methods, "call", lambda *given: seen.append(TRACED.through_host))
+    compiled._attention.split.tokens.buffers = None if buffers is None else object.__new__(buffers)
+    call(*sizes(1, 3))
+    assert [*seen, TRACED.through_host] == [through, False]

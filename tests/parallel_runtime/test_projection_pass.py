@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,3 +140,53 @@ def test_each_kind_is_made_of_its_rows_of_the_layers(kinds):
     for kind, parts in zip(kinds, found, strict=True):
         for part, expected in zip(parts, (joint[kind], alone[kind]), strict=True):
             assert (part.flatten(2) - expected).abs().max() < 1e-5
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A rounding to halves, or a finer one, and a layer that rounds so."""
+
+    parts: int = 2
+
+    def sent(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.parts).round().to(torch.int16)
+
+    def taken(self, sent: torch.Tensor) -> torch.Tensor:
+        return sent / self.parts
+
+
+@dataclass(frozen=True)
+class RoundingLayer:
+    weight: torch.Tensor
+    rounding: Halves = Halves()
+
+    def rows(self, first: int, size: int, rounded: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            return F.linear(x if rounded else self.rounding.taken(self.rounding.sent(x)), self.weight[first:][:size])
+
+        return run
+
+
+def test_inputs_are_sent_as_all_layers_that_take_them_round_them():
+    text, image = drawn(2, 3, WIDTH), drawn(2, 5, WIDTH)
+    places = [0, 0, 1, 0, 0, SIZE, 2, 0, 0, 2 * SIZE, 3, 0]
+    rounding = [RoundingLayer(WHOLE), *map(RoundingLayer, THREE)]
+
+    def made(layers: list[Any], rounds: bool = True) -> Projections:
+        given = places, HEADS, HEAD_DIM, torch.float32
+        return Projections([text, image], [0, 1, 1, 1], layers, *given, rounds=rounds)
+
+    both = made(rounding)
+    assert [each.dtype for each in both.sent()] == [torch.int16, torch.int16]
+    own, others = (made.of_all_heads((1, 2), sent)(given) for made, sent, given in (
+        (both, False, both.inputs), (both, True, both.sent())
+    ))  # fmt: skip
+    for expected, found in zip(chain(*own), chain(*others), strict=True):
+        assert torch.equal(expected, found)
+    kinds = {both.kind}
+    for unlike in (LinearLayer(THREE[2]), RoundingLayer(THREE[2], Halves(4))):
+        mixed = made([*rounding[:3], unlike])
+        assert [each.dtype for each in mixed.sent()] == [torch.int16, torch.float32]
+        kinds.add(mixed.kind)
+    assert len(kinds) == 2  # ranks with another rounding would not know what comes
+    assert made(rounding, rounds=False).sent()[1] is image
