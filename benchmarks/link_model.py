@@ -18,6 +18,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.planning.plan import choose
 from parallel_runtime.planning.wish import Wish
 from parallel_runtime.requests.facts import (
+    FLOAT8,
     HOST_MEMORY,
     INT8,
     NVLINK,
@@ -138,16 +139,18 @@ def table() -> str:
 
 
 def in_bytes() -> str:
-    """Markdown: as `table`, of two cards and files whose products are twice as fast and take a byte for a number."""
+    """Markdown: as `table`, of two cards and files whose products are twice as fast; the first does not multiply
+    float8."""
     shown = " | ".join(card.removeprefix("RTX ") for card in CARDS)
-    lines = [f"| 2 cards, {'/'.join(RATES)} | {shown} |", "|---|" + "---|" * len(CARDS)]
+    lines = [f"| 2 cards, {'/'.join(RATES)} | | {shown} |", "|---|---|" + "---|" * len(CARDS)]
     for job in JOBS:
-        if job.model.projecting_blocks:
-            model = replace(job.model, bytes_per_parameter=1, parallel_blocks=0, takes=INT8)
+        for takes in (INT8, FLOAT8) if job.model.projecting_blocks else ():
+            model = replace(job.model, bytes_per_parameter=1, parallel_blocks=0, takes=takes)
             cells = [
                 "/".join(f"{_twice_as_fast(job, model, card, rate):.1f}" for rate in RATES.values()) for card in CARDS
             ]
-            lines.append(f"| {job.name} | {' | '.join(cells)} |")
+            cells[0] = cells[0] if takes == INT8 else ""
+            lines.append(f"| {job.name if takes == INT8 else ''} | {takes} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from parallel_runtime.exchange.host_lanes import StreamLane
 from parallel_runtime.requests.facts import MachineFacts
@@ -11,8 +13,15 @@ from parallel_runtime.requests.facts import MachineFacts
 def begin(times: int) -> None:
     """Copy each message so often, in this process."""
     for name in ("put", "get"):
-        once = getattr(StreamLane, name)
-        setattr(StreamLane, name, lambda *given, once=once: [once(*given) for _ in range(times)] and None)
+        setattr(StreamLane, name, _repeated(getattr(StreamLane, name), times))
+
+
+def _repeated(copy: Callable[..., None], times: int) -> Callable[..., None]:
+    def run(*given: Any) -> None:
+        for _ in range(times):
+            copy(*given)
+
+    return run
 
 
 def told(machine: MachineFacts, times: int) -> MachineFacts:

@@ -23,7 +23,9 @@ def test_two_cards_with_nvlink_are_predicted_as_they_were_measured(job):
     assert speed_up(job, "H100", 2, NVLINK) == pytest.approx(job.measured, rel=0.15)
 
 
-@pytest.mark.parametrize(("job", "rate"), [(job, rate) for job in JOBS for rate in job.forbidden], ids=str)
+@pytest.mark.parametrize(
+    ("job", "rate"), [pytest.param(job, rate, id=f"{job.model.title} {rate}") for job in JOBS for rate in job.forbidden]
+)
 def test_and_so_are_two_whose_nvlink_is_forbidden(job, rate):
     assert speed_up(job, "H200", 2, through_host(rate), BOTH) == pytest.approx(job.forbidden[rate], rel=0.15)
 

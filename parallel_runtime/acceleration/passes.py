@@ -159,8 +159,8 @@ def _split_products(graph: fx.Graph) -> None:
 def _split_rounded(graph: fx.Graph) -> None:
     """The same of float8 and int8 layers, so that nothing but attention reads what makes its heads."""
     ours = torch.ops.parallel_dit
-    some_of = {"float8_layer": ours.float8_rows.default, "int8_layer": ours.int8_rows.default}
-    for layer in [node for node in graph.nodes if getattr(node.target, "_opname", "") in some_of]:
+    rows_of = {ours.float8_layer.default: ours.float8_rows.default, ours.int8_layer.default: ours.int8_rows.default}
+    for layer in [node for node in graph.nodes if node.target in rows_of]:
         split: Any = next(iter(layer.users), None)
         parts = _parts_of(split) if len(layer.users) == 1 else None
         if parts is None or not any(_gelu_of(part) or _gate_of(part) for part in parts):
@@ -168,7 +168,7 @@ def _split_rounded(graph: fx.Graph) -> None:
         firsts = accumulate(split.args[1], initial=0)
         for part, first, size in zip(parts, firsts, split.args[1], strict=False):
             with graph.inserting_before(split):
-                rows = graph.call_function(some_of[layer.target._opname], (*layer.args, first, size))
+                rows = graph.call_function(rows_of[layer.target], (*layer.args, first, size))
             replace(part, rows)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -46,6 +45,12 @@ class OnRoute:
         rounding = self.rounded if rounds else 0.0
         return max(comes + more * fitted.LAST_OF_INPUT, meanwhile + more) - meanwhile + rounding
 
+    def ways(self, ranks: int, width: float, number: int, rounds: bool) -> dict[int, float]:
+        """Seconds by the bytes in which a number of an input goes: 0 of heads, `number`, and 1 where layers round it to
+        int8. `width`: of inputs of a byte for a number, against what is computed."""
+        found = {0: self.of_heads, number: self.of_inputs(ranks, number * width)}
+        return found | ({1: self.of_inputs(ranks, width, rounds=True)} if rounds else {})
+
 
 def on_route(
     machine: MachineFacts, ranks: int, rows: float, keys: float, inner: float, width: float, beside: float = 0.0, *,
@@ -69,13 +74,15 @@ def of_compiled(model: ModelFacts, block: OnRoute, ranks: int, float8: bool) -> 
     parallel, projecting = (each if is_on("blocks") else 0 for each in (model.parallel_blocks, model.projecting_blocks))
     projecting = projecting if known else 0
     others = max(0, projecting - parallel)
+    number = 1 if model.takes == FLOAT8 else model.bytes_per_number
     seconds, sending = (model.blocks - parallel - others) * block.shown, 0
     for count, each in ((parallel, block), (others, replace(block, beside=0.0))):
-        inputs = each.of_inputs(ranks, model.input_width) if projecting and is_on("gather") else math.inf
-        if model.takes == INT8 and inputs < math.inf:
-            inputs = min(inputs, each.of_inputs(ranks, 1 / _BYTES, rounds=True))
-        seconds += count * min(each.of_heads, inputs)
-        sending += count * (inputs < each.of_heads)
+        ways = {0: each.of_heads}
+        if projecting and is_on("gather"):
+            ways = each.ways(ranks, 1 / model.bytes_per_number, number, model.takes == INT8)
+        best = min(ways, key=ways.__getitem__)
+        seconds += count * ways[best]
+        sending += count * (best > 0)
     return seconds, sending
 
 
@@ -88,9 +95,7 @@ def bytes_of_inputs(
     all together in 16 bit. `beside`: parameters of a layer beside attention. The same on all."""
     if not machine.link.route:
         return 0
-    ranks, wide = len(lengths), width / (_BYTES * inner)  # in a byte for each number
+    ranks = len(lengths)
     block = on_route(machine, ranks, batch * max(lengths), sum(lengths), inner, width, beside)
-    ways = {0: block.of_heads, number: block.of_inputs(ranks, number * wide)}
-    if rounds:
-        ways[1] = block.of_inputs(ranks, wide, rounds=True)
+    ways = block.ways(ranks, width / (_BYTES * inner), number, rounds)
     return min(ways, key=ways.__getitem__)

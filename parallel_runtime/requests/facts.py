@@ -54,11 +54,6 @@ class ModelFacts:
         return max(2, self.bytes_per_parameter)
 
     @property
-    def input_width(self) -> float:
-        """Of a number that projecting layers take, against one that is computed."""
-        return 1 / self.bytes_per_number if self.takes == FLOAT8 else 1.0
-
-    @property
     def heads_width(self) -> int:
         """Of all heads together."""
         return self.heads * self.head_dim or self.width

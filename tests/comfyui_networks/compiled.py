@@ -94,8 +94,9 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
 def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[str, Any]:
     """{"differences": {network: largest over the scale from the blocks as they are, by NCCL's route, of blocks that run
     compiled, that do so on the first rank alone, of inputs that are gathered, and of int8 as they are before rounding},
-    "gathered": {network: types of what came for each attention}, "noted": {network: whether ranks did alike, whether
-    they did not, and whether they tell alike of what both refuse}}; all through the host's memory, in chunks."""
+    "sent": {network: of these two from each other}, "gathered": {network: types of what came for each attention},
+    "noted": {network: whether ranks did alike, whether they did not, and whether they tell alike of what both refuse}};
+    all through the host's memory, in chunks."""
     use_comfyui(comfyui, {"cpu": True})
     from tests.comfyui_networks.catalogue import TINY
 
@@ -114,7 +115,7 @@ def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> 
     block_attention.bytes_of_inputs = lambda *asked, rounds, **more: rounded[0] if rounds else 4  # type: ignore
     plan = ParallelPlan(ulysses=world_size)
     meshes = [build_mesh(plan, rank, world_size, groups=Groups(rank, world_size, way)) for way in (None, HeadRoutes)]
-    found: dict[str, Any] = {"differences": {}, "gathered": {}, "noted": {}}
+    found: dict[str, Any] = {"differences": {}, "sent": {}, "gathered": {}, "noted": {}}
     for name in names:
         torch._dynamo.reset()
         heads = {"heads": 2 * world_size} if "z-image" in name else {}  # as many on each rank
@@ -143,6 +144,7 @@ def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> 
                 rounded[0] = 4
                 calls.append(run_call(compiled, meshes[1], arguments))
                 rounded[0] = 1
+                found["sent"][name] = float((calls[-1] - calls[-2]).abs().max() / expected.abs().max())
         found["differences"][name] = [float((call - expected).abs().max() / expected.abs().max()) for call in calls]
         before, compiled._compiled.methods.refused[through_host] = way.state(), "told"  # type: ignore[union-attr]
         alike = all_same(way.state(), meshes[1].sequence, torch.device("cpu")) and way.state() != before

@@ -20,6 +20,7 @@ GATHERED = {
 """Blocks whose inputs travel."""
 GATHERED |= {"flux, float8": 4, "flux2, float8": 4, "qwen-image, float8": 3, "z-image, float8": 4}
 GATHERED |= {"flux, int8": 4, "qwen-image, rotated int8": 3, "z-image, int8": 4, "hunyuan image, rotated int8": 4}
+GATHERED |= {"flux2, rotated int8": 4, "chroma, int8": 4}
 
 
 @with_comfyui
@@ -38,7 +39,11 @@ def test_some_rows_of_a_quantised_layer_are_those_of_all():
         pytest.param(2, ["flux2, float8", "qwen-image, float8", "z-image, float8"], marks=pytest.mark.slow),
         pytest.param(2, ["hunyuan image", "hunyuan video 1.5"], marks=pytest.mark.slow),
         pytest.param(2, ["flux, int8", "qwen-image, rotated int8"], marks=pytest.mark.slow),
-        pytest.param(2, ["z-image, int8", "hunyuan image, rotated int8"], marks=pytest.mark.slow),
+        pytest.param(
+            2,
+            ["z-image, int8", "hunyuan image, rotated int8", "flux2, rotated int8", "chroma, int8"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(3, ["z-image", "z-image, float8", "z-image, int8"], marks=pytest.mark.slow),
     ],
 )
@@ -51,4 +56,5 @@ def test_through_the_hosts_memory_go_heads_or_inputs(world_size, names):
             kind = {"float8": "float8_e4m3fn", "": "float32"}.get(name.partition(", ")[2], "int8")
             kinds = ["int8", "float32"] if kind == "int8" else [kind]
             assert found["gathered"][name] == [f"torch.{each}" for each in kinds for _ in range(GATHERED[name])], name
+            assert found["sent"].get(name, 0.0) < 1e-5, "what goes in int8 is what layers would round"
             assert found["noted"][name] == [True, True, True]
