@@ -7,7 +7,7 @@ Models are those of benchmarks/in_comfyui/host_families.py, with random weights 
 them as tensors and not as a file, and all that follows is what a rank does (blocks cut, compiled, forwards recorded).
 `--format` takes another of its formats than the model's. A variant is what $PARALLEL_DIT_OFF holds, with `+` in
 between; `native` is the network as ComfyUI runs it, whole on each rank, `uncompiled` ours without the compiler, and
-`heads`, `inputs` or `int8` (inputs as int8 layers round them) what goes through the host's memory, whatever is
+`heads`, `inputs` or `int8` (inputs as layers round them) what goes through the host's memory, whatever is
 reckoned to be sooner. The distance is from the first variant's output, over its norm; calls of one variant should be
 0 apart.
 """
@@ -42,6 +42,7 @@ from parallel_runtime.switches import SWITCHES, VARIABLE
 
 from . import slow_slot
 from .in_comfyui.host_families import HostFamily, loaded_as_tensors
+from .in_comfyui.host_files import SCALED_INPUTS
 from .kernel_times import kind_of, milliseconds, profile
 from .profiled_ranks import finish, measured, start
 
@@ -240,7 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", choices=loaded_as_tensors())
     parser.add_argument("--comfyui", type=Path, required=True)
-    parser.add_argument("--format", choices=["", "fp8", "scaled fp8", "int8"])
+    parser.add_argument("--format", choices=["", "fp8", "scaled fp8", SCALED_INPUTS, "int8"])
     parser.add_argument("--variants", default="native,")
     parser.add_argument("--size", type=int, help="pixels of a side, where it is not the model's")
     parser.add_argument("--batch", type=int, default=1)

@@ -8,6 +8,7 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from parallel_runtime.networks.comfyui.without_weights import WithoutWeights
 from .host_families import HostFamily
 from .random_q4_k import BLOCK, BLOCK_BYTES, q4_k
 
+SCALED_INPUTS = "scaled fp8 inputs"
 _ROTATED = 256
 """Numbers that int8's rotation takes together."""
 _FLOAT8_MOST, _INT8_DEVIATION, _DEVIATIONS = 448.0, 32.0, 4.0
@@ -100,7 +102,7 @@ def make_parts(key: str, shape: tuple[int, ...], seed: int, format: str, dtype: 
     """One weight and what goes with it in the file.
 
     Args:
-        format: "scaled fp8" or "int8" of a product, else it is of `dtype`.
+        format: "scaled fp8", the same with "scaled inputs", or "int8" of a product, else it is of `dtype`.
     """
     deviation = _deviation(shape)
 
@@ -115,19 +117,20 @@ def make_parts(key: str, shape: tuple[int, ...], seed: int, format: str, dtype: 
             return values * 0.1 + 1
         return values * deviation
 
-    if format == "scaled fp8":
+    if format in ("scaled fp8", SCALED_INPUTS):
         scale = _DEVIATIONS * deviation / _FLOAT8_MOST
+        inputs = [("input_scale", (), _DEVIATIONS / _FLOAT8_MOST)] if format == SCALED_INPUTS else []
         return [
             Part(
                 key, shape, torch.float8_e4m3fn, lambda device: (noise(device) * (deviation / scale)).clamp(-448, 448)
             ),
-            *_described(key, {"format": "float8_e4m3fn"}, (), scale),
+            *_described(key, {"format": "float8_e4m3fn"}, ("weight_scale", (), scale), *inputs),
         ]
     if format == "int8" and shape[1] % _ROTATED == 0:
         said = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": _ROTATED}
         return [
             Part(key, shape, torch.int8, lambda device: (noise(device) * _INT8_DEVIATION).round().clamp(-127, 127)),
-            *_described(key, said, (shape[0], 1), deviation / _INT8_DEVIATION),
+            *_described(key, said, ("weight_scale", (shape[0], 1), deviation / _INT8_DEVIATION)),
         ]
     return [Part(key, shape, dtype, plain)]
 
@@ -140,10 +143,14 @@ def _seeded(seed: int, key: str, device: str) -> torch.Generator:
     return torch.Generator(device).manual_seed(zlib.crc32(f"{seed}/{key}".encode()))
 
 
-def _described(key: str, said: Mapping[str, Any], shape: tuple[int, ...], scale: float) -> list[Part]:
+def _described(key: str, said: Mapping[str, Any], *scales: tuple[str, tuple[int, ...], float]) -> list[Part]:
     layer = key.removesuffix(".weight")
     text = list(json.dumps(said).encode())
-    return [
-        Part(f"{layer}.weight_scale", shape, torch.float32, lambda device: torch.full(shape, scale, device=device)),
-        Part(f"{layer}.comfy_quant", (len(text),), torch.uint8, lambda _: torch.tensor(text)),
+    parts = [
+        Part(f"{layer}.{name}", size, torch.float32, partial(_filled, size, scale)) for name, size, scale in scales
     ]
+    return [*parts, Part(f"{layer}.comfy_quant", (len(text),), torch.uint8, lambda _: torch.tensor(text))]
+
+
+def _filled(shape: tuple[int, ...], value: float, device: str) -> torch.Tensor:
+    return torch.full(shape, value, device=device)

@@ -59,9 +59,11 @@ class HostFile:
         told = {bytes(each.tolist()) for name, each in self.state_dict.items() if name.endswith(".comfy_quant")}
         layers = [json.loads(each) for each in told]
         formats = {str(each.get("format")) for each in layers}
-        itself = any(each.get("full_precision_matrix_mult") for each in layers)
-        itself |= any(name.endswith(".input_scale") for name in self.state_dict)
-        return QUANTISED if itself or len(formats) != 1 else _TAKES.get(formats.pop(), QUANTISED)
+        if len(formats) != 1 or any(each.get("full_precision_matrix_mult") for each in layers):
+            return QUANTISED
+        taken = _TAKES.get(formats.pop(), QUANTISED)
+        scaled = any(name.endswith(".input_scale") for name in self.state_dict)
+        return QUANTISED if scaled and taken != FLOAT8 else taken
 
     def build(self) -> nn.Module:
         """ComfyUI's network without its weights, with plain operations, to be looked at and not run.

@@ -1,4 +1,4 @@
-"""Layers of plain float8 as operators of a graph, whose input is rounded before them, and some rows of one."""
+"""Layers of float8 as operators of a graph, whose input is rounded before them, and some rows of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..attention import operators
-from .quantised_layers import KINDS, some_rows, whole_products
+from .quantised_layers import KINDS, scale_of, some_rows, whole_products
 
 
 @operators.operator("float8_layer", "(Tensor x, Tensor[] inside, str kind, ScalarType dtype) -> Tensor")
@@ -41,7 +41,7 @@ def _(x: torch.Tensor, inside: Any, kind: str, dtype: torch.dtype, first: int, s
 
 @dataclass(frozen=True)
 class Float8Layer:
-    """A `Layer` (attention/projections.py) of plain float8, whose input is float8 already; arguments as above."""
+    """A `Layer` (attention/projections.py) of float8, whose input is float8 already; arguments as above."""
 
     inside: list[torch.Tensor]
     kind: str
@@ -55,7 +55,8 @@ class Float8Layer:
 
 
 def _of_float8(x: torch.Tensor, layer: Any, dtype: torch.dtype) -> torch.Tensor:
-    given = _like(layer.weight, x.reshape(-1, x.shape[-1]), _one(x.device), dtype)
+    scale = scale_of(layer)
+    given = _like(layer.weight, x.reshape(-1, x.shape[-1]), _one(x.device) if scale is None else scale, dtype)
     with whole_products():
         output: torch.Tensor = layer.forward_comfy_cast_weights(given, dtype, want_requant=True)
     return output.reshape(*x.shape[:-1], output.shape[-1]).contiguous()

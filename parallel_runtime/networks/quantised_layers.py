@@ -2,7 +2,7 @@
 
 ComfyUI's quantised weights are tensors with tensors in them, which PyTorch's compiler traces in some versions alone. A
 graph sees the tensors inside and one operator, in which ComfyUI's own forward computes: the numbers are its own. Of
-plain float8 the rounding of the input is left in the graph, where it joins what comes before."""
+float8 the rounding of the input is left in the graph, where it joins what comes before."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class QuantisedLayer(nn.Module):
 
     inside: tuple[torch.Tensor, ...] = ()  # plain tensors of its parameters; () where they are not known
     kind = ""  # description of all that is no tensor; a key of the layers that operators put together
-    rounds = False  # its input is rounded to float8 as it is, without a scale
+    rounds = False  # its input is rounded to float8, as it is or by a scale that is in the file
+    scale: torch.Tensor | None = None
     by_tokens = False  # its input is rounded to int8 with a scale for each token, which gives the same in any company
     _seen: tuple[Any, ...] = ()
 
@@ -48,8 +49,7 @@ class QuantisedLayer(nn.Module):
         if torch.compiler.is_compiling() and self.kind and not args and not kwargs:
             ours = torch.ops.parallel_dit
             if self.rounds:
-                rounded = input.clamp(-_MOST, _MOST).to(torch.float8_e4m3fn)
-                return ours.float8_layer.default(rounded, self.inside, self.kind, input.dtype)
+                return ours.float8_layer.default(to_float8(input, self.scale), self.inside, self.kind, input.dtype)
             if self.by_tokens and TRACED.through_host:
                 return ours.int8_layer.default(input, self.inside, self.kind)
             return ours.quantised_layer.default(input, self.inside, self.kind)
@@ -88,17 +88,19 @@ class QuantisedLayer(nn.Module):
         self.inside = tuple(inside)
         self.kind = repr((own_class(self, QuantisedLayer).__qualname__, told, described))
         self.rounds, self.by_tokens = (self._multiplies(parameters, layout) for layout in (_FLOAT8, _INT8))
+        self.scale = scale_of(self)
+        self.by_tokens &= self.scale is None
         if self.kind not in KINDS:
             KINDS[self.kind] = _Emptied(self, described)
 
     def _multiplies(self, parameters: Any, layout: str) -> bool:
-        """Whether it multiplies in this type of weights what it rounds, by no scale that is in the file."""
+        """Whether it multiplies in this type of weights what it rounds."""
         weight = parameters.get("weight")
         if type(weight).__name__ != _QUANTISED or not weight._layout_cls == getattr(self, "layout_type", "") == layout:
             return False
         if getattr(self, "_full_precision_mm", True) or getattr(self, "comfy_force_cast_weights", False):
             return False
-        return all(getattr(self, name, None) is None for name in ("input_scale", "pre_quant_scale"))
+        return getattr(self, "pre_quant_scale", None) is None
 
 
 class _Emptied:
@@ -127,6 +129,18 @@ class _Emptied:
         layer = self.own.__new__(self.own)
         vars(layer).update(self._kept, _parameters=parameters)
         return layer
+
+
+def to_float8(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """As a layer of that scale rounds its input: bit for bit what ComfyUI's kernel for CUDA does."""
+    x = x if scale is None else x.float() * (1 / scale)
+    return x.clamp(-_MOST, _MOST).to(torch.float8_e4m3fn)
+
+
+def scale_of(layer: Any) -> torch.Tensor | None:
+    """That of a layer's input in its file."""
+    scale = getattr(layer, "input_scale", None)
+    return None if scale is None else scale.data
 
 
 def some_rows(layer: Any, first: int, size: int) -> Any:

@@ -14,7 +14,7 @@ from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.float8_layers import Float8Layer, float8_layer, float8_rows
 from parallel_runtime.networks.gguf_layers import GgufLayer, use_gguf_kernels
 from parallel_runtime.networks.int8_layers import Int8Layer, int8_rows
-from parallel_runtime.networks.quantised_layers import QuantisedLayer, hide_quantised, int8_layer
+from parallel_runtime.networks.quantised_layers import QuantisedLayer, hide_quantised, int8_layer, to_float8
 from parallel_runtime.networks.traced import TRACED
 from parallel_runtime.replaced import replaced
 
@@ -81,7 +81,8 @@ def _compare(name: str, more: dict[str, Any]) -> dict[str, Any]:
     methods = CompiledMethods(plain=True, backend=backend)  # type: ignore[arg-type]
 
     def differ(block: Two, tokens: int = 5) -> float:
-        x = torch.randn(2, tokens, 32).to(torch.bfloat16)
+        # ComfyUI's code for CPUs multiplies by a scale in the type that it is given.
+        x = torch.randn(2, tokens, 32).to(torch.float32 if "scaled" in name else torch.bfloat16)
         expected = block(x)
         for layer in block.modules():
             if isinstance(layer, QuantisedLayer):
@@ -192,6 +193,7 @@ def compare_gguf(rank: int, world_size: int, comfyui: str, pack: str, kinds: lis
 
 IN_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     "float8": ("float8_e4m3fn", {}),
+    "scaled float8": ("float8_e4m3fn, scaled input", {}),
     "int8": ("int8_tensorwise", {}),
     "rotated int8": ("int8_tensorwise", {"convrot": True, "convrot_groupsize": 16}),
 }
@@ -227,8 +229,10 @@ def compare_rows(rank: int, world_size: int, comfyui: str) -> dict[str, dict[str
         layer: Any = holder["layer"]
         layer.look_inside()
         x = torch.randn(2, 5, 32)
-        if format == "float8":
-            x = x.clamp(-448, 448).to(torch.float8_e4m3fn)
+        given = x
+        if "float8" in format:
+            x = to_float8(x, layer.scale)
+            given = x if layer.scale is None else x.float() * layer.scale
             whole = float8_layer(x, layer.inside, layer.kind, torch.float32)
             parts: Any = Float8Layer(layer.inside, layer.kind, torch.float32)
             last = float8_rows(x, layer.inside, layer.kind, torch.float32, 32, 64)
@@ -247,8 +251,8 @@ def compare_rows(rank: int, world_size: int, comfyui: str) -> dict[str, dict[str
         found[format] = {
             "alike": torch.equal(some, whole[..., 8:56]) and torch.equal(last, whole[..., 32:]),
             "large": bool(whole.abs().mean() > 0.1),
-            "as it is": torch.equal(whole, layer(x.float())),
-            "known": layer.rounds == (format == "float8") != layer.by_tokens,
+            "as it is": torch.equal(whole, layer(given.float())),
+            "known": layer.rounds == ("float8" in format) != layer.by_tokens,
         }
     return found
 
@@ -270,7 +274,7 @@ def _layer(operations: Any, name: str, more: dict[str, Any], shape: tuple[int, i
     said = torch.tensor(list(json.dumps({"format": kind, **more}).encode()), dtype=torch.uint8)
     tensors |= {"bias": bias, "comfy_quant": said}
     if "scaled input" in name:
-        tensors["input_scale"] = torch.tensor(0.02)
+        tensors["input_scale"] = 0.01 + 0.02 * torch.rand(())
     layer = operations.Linear(shape[1], shape[0])
     layer.load_state_dict(tensors)
     return layer

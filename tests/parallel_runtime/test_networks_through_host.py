@@ -19,6 +19,7 @@ GATHERED = {
 }
 """Blocks whose inputs travel."""
 GATHERED |= {"flux, float8": 4, "flux2, float8": 4, "qwen-image, float8": 3, "z-image, float8": 4}
+GATHERED |= {"flux, scaled float8": 4, "qwen-image, scaled float8": 3}
 GATHERED |= {"flux, int8": 4, "qwen-image, rotated int8": 3, "z-image, int8": 4, "hunyuan image, rotated int8": 4}
 GATHERED |= {"flux2, rotated int8": 4, "chroma, int8": 4}
 
@@ -26,7 +27,7 @@ GATHERED |= {"flux2, rotated int8": 4, "chroma, int8": 4}
 @with_comfyui
 def test_some_rows_of_a_quantised_layer_are_those_of_all():
     (found,) = run_ranks(1, "tests.comfyui_networks.quantised:compare_rows", {"comfyui": str(COMFYUI)})
-    assert set(found) == {"float8", "int8", "rotated int8", "sent int8", "sent rotated int8"}
+    assert set(found) == {"float8", "scaled float8", "int8", "rotated int8", "sent int8", "sent rotated int8"}
     assert all(all(each.values()) for each in found.values()), found
 
 
@@ -38,6 +39,7 @@ def test_some_rows_of_a_quantised_layer_are_those_of_all():
         pytest.param(2, ["flux2", "chroma", "qwen-image", "z-image"], marks=pytest.mark.slow),
         pytest.param(2, ["flux2, float8", "qwen-image, float8", "z-image, float8"], marks=pytest.mark.slow),
         pytest.param(2, ["hunyuan image", "hunyuan video 1.5"], marks=pytest.mark.slow),
+        pytest.param(2, ["flux, scaled float8", "qwen-image, scaled float8"], marks=pytest.mark.slow),
         pytest.param(2, ["flux, int8", "qwen-image, rotated int8"], marks=pytest.mark.slow),
         pytest.param(
             2,
@@ -53,8 +55,8 @@ def test_through_the_hosts_memory_go_heads_or_inputs(world_size, names):
     ):
         for name in names:
             assert max(found["differences"][name]) < (0.04 if "8" in name else 1e-5), found  # last bits round
-            kind = {"float8": "float8_e4m3fn", "": "float32"}.get(name.partition(", ")[2], "int8")
-            kinds = ["int8", "float32"] if kind == "int8" else [kind]
+            format = name.partition(", ")[2]
+            kinds = ["int8", "float32"] if "int8" in format else ["float8_e4m3fn" if format else "float32"]
             assert found["gathered"][name] == [f"torch.{each}" for each in kinds for _ in range(GATHERED[name])], name
             assert found["sent"].get(name, 0.0) < 1e-5, "what goes in int8 is what layers would round"
             assert found["noted"][name] == [True, True, True]
