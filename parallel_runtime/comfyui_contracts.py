@@ -112,7 +112,10 @@ CONTRACTS: tuple[Contract, ...] = (
         CONDNoiseShape="cond", CONDConstant="cond",
     ),
     *_used("comfy.model_sampling:", EPS="", CONST="", V_PREDICTION=""),
-    *_used("comfy.ops:", newer={"linear_input_act"}, linear_input_act="linear x input_act"),
+    *_used(
+        "comfy.ops:", {"linear_input_act"}, True,
+        linear_input_act="linear x input_act act_weight act_eps residual residual_scale",
+    ),
     *_used(
         "comfy.quant_ops:",
         {"TensorWiseINT8Layout.quantize", "TensorWiseINT8Layout.get_plain_tensors", "ck.int8_linear"},

@@ -25,6 +25,7 @@ _INT8 = "TensorWiseINT8Layout"
 _FUNCTIONS = ("weight_function", "bias_function")
 _NOT_OF_KIND = {"seed_key"}  # attributes of a layer that do not change what its forward does
 
+Given = torch.Tensor | None
 KINDS: dict[str, _Emptied] = {}  # a layer without its weights for each description
 
 
@@ -171,14 +172,25 @@ def _activated() -> Any:
 
     own: Any = getattr(comfy.ops, "linear_input_act", None)
 
-    def linear_input_act(linear: nn.Module, x: torch.Tensor, input_act: str) -> torch.Tensor:
-        if torch.compiler.is_compiling() and isinstance(linear, QuantisedLayer) and linear.kind:
-            return torch.ops.parallel_dit.activated_layer.default(x, linear.inside, linear.kind, input_act)
-        return own(linear, x, input_act)
+    def linear_input_act(
+        linear: nn.Module, x: torch.Tensor, input_act: str | None, act_weight: Given = None, act_eps: float = 0.0,
+        residual: Given = None, residual_scale: Given = None, **more: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        # Since 0.38; what still newer ones have in `more` no operator knows.
+        if torch.compiler.is_compiling() and isinstance(linear, QuantisedLayer) and linear.kind and not more:
+            layer = x, linear.inside, linear.kind, input_act or ""
+            return torch.ops.parallel_dit.activated_layer.default(*layer, act_weight, act_eps, residual, residual_scale)
+        return own(linear, x, input_act, **_given(act_weight, act_eps, residual, residual_scale), **more)
 
     if own is not None:
         comfy.ops.linear_input_act = linear_input_act
     return own
+
+
+def _given(weight: Given, eps: float, residual: Given, scale: Given) -> dict[str, Any]:
+    """Of the arguments that only newer ComfyUIs have, those that were given."""
+    norm: dict[str, Any] = {} if weight is None else {"act_weight": weight, "act_eps": eps}
+    return norm if residual is None else {**norm, "residual": residual, "residual_scale": scale}
 
 
 def rounds_inside(kind: Any) -> bool:
@@ -223,16 +235,25 @@ def int8_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> torch.
     return torch.ops.parallel_dit.quantised_layer.default(x, inside, kind)
 
 
-@operators.operator("activated_layer", "(Tensor x, Tensor[] inside, str kind, str activation) -> Tensor")
-def activated_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str) -> torch.Tensor:
-    """What ComfyUI's layer gives for activation(x), rounded in one kernel where ComfyUI has one."""
+@operators.operator(
+    "activated_layer",
+    "(Tensor x, Tensor[] inside, str kind, str activation, Tensor? weight=None, float eps=0.0, Tensor? residual=None, "
+    "Tensor? scale=None) -> Tensor",
+)
+def activated_layer(
+    x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str, weight: Given = None, eps: float = 0.0,
+    residual: Given = None, scale: Given = None,
+) -> torch.Tensor:  # fmt: skip
+    """What ComfyUI's layer gives for activation(x), or a norm by `weight` and `eps`, times `scale` and added to
+    `residual`; in one kernel where ComfyUI has one."""
     with whole_products():
-        output: torch.Tensor = _activated()(KINDS[kind].filled(inside), x, activation)
+        layer, more = KINDS[kind].filled(inside), _given(weight, eps, residual, scale)
+        output: torch.Tensor = _activated()(layer, x, activation or None, **more)
     return output.contiguous()
 
 
 @operators.shapes_of(quantised_layer)
 @operators.shapes_of(int8_layer)
 @operators.shapes_of(activated_layer)
-def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str = "") -> torch.Tensor:
+def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str, *more: Any) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], KINDS[kind].outputs))

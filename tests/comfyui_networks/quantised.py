@@ -24,6 +24,7 @@ FORMATS = {
     "int8_tensorwise": {},
     "int8_tensorwise, rotated": {"convrot": True, "convrot_groupsize": 16},
     "int8_tensorwise, activated": {},
+    "int8_tensorwise, activated and added": {},
     "int8_tensorwise, through the host": {},
     "fp8_ops": {},
 }
@@ -51,12 +52,47 @@ class Activated(Two):
         return comfy.ops.linear_input_act(self.second, self.first(x), "gelu_tanh")
 
 
+class Added(Two):
+    """The same as newer ComfyUIs' blocks have it: normed, scaled, and added to what came in."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, 32) -> the same."""
+        import comfy.ops
+
+        weight, scale = (torch.full((x.shape[-1],), each, dtype=x.dtype) for each in (0.5, 0.25))
+        act: Any = comfy.ops.linear_input_act
+        made = act(self.first, x, "rms_norm", weight, 1e-6)
+        return act(self.second, made, "gelu_tanh", residual=x, residual_scale=scale)
+
+
+def _newer() -> Any:
+    """A function as ComfyUI has it since 0.38 of this one's."""
+    import comfy.ops
+
+    older: Any = comfy.ops.linear_input_act
+
+    def linear_input_act(
+        linear: Any, x: Any, input_act: str | None, act_weight: Any = None, act_eps: float = 0.0, residual: Any = None,
+        residual_scale: Any = None,
+    ) -> torch.Tensor:  # fmt: skip
+        if input_act == "rms_norm":
+            made = linear(torch.nn.functional.rms_norm(x, x.shape[-1:], act_weight, act_eps))
+        else:
+            made = older(linear, x, input_act)
+        return made if residual is None else torch.addcmul(residual, made, residual_scale)
+
+    return linear_input_act
+
+
 def compare(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     """{format: {"differences": largest over the scale, as it is, again with other weights, with patches in place and as
     before, with a function on a weight, "operators": of the first graph, "graphs", "graphs of patches", "quantised":
     how many layers are}}."""
     use_comfyui(comfyui, {"cpu": True})
     torch.set_grad_enabled(False)
+    import comfy.ops
+
+    comfy.ops.linear_input_act = _newer()
     found = {}
     for name, more in FORMATS.items():
         with replaced(TRACED, "through_host", "host" in name):
@@ -70,7 +106,7 @@ def _compare(name: str, more: dict[str, Any]) -> dict[str, Any]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     operations = comfy.ops.mixed_precision_ops({}, torch.bfloat16)
-    kind = Activated if "activated" in name else Two
+    kind = Added if "added" in name else Activated if "activated" in name else Two
     blocks = [kind([_layer(operations, name, more, shape) for shape in ((64, 32), (32, 64))]) for _ in range(2)]
     graphs: list[list[str]] = []
 

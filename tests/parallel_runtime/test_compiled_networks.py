@@ -355,5 +355,6 @@ def test_quantised_layers_are_operators_of_a_graph_and_compute_what_comfyui_does
         assert each["graphs of patches"] == 0
         operator = "float8_layer" if name in rounded else "int8_layer" if "host" in name else "quantised_layer"
         second = "activated_layer" if "activated" in name else operator
+        operator = second if "added" in name else operator
         assert each["operators"] == [f"parallel_dit.{kind}.default" for kind in (operator, second)]
         assert max(each["differences"]) == 0.0, name
