@@ -189,8 +189,9 @@ def _activated() -> Any:
 
 def _given(weight: Given, eps: float, residual: Given, scale: Given) -> dict[str, Any]:
     """Of the arguments that only newer ComfyUIs have, those that were given."""
-    norm: dict[str, Any] = {} if weight is None else {"act_weight": weight, "act_eps": eps}
-    return norm if residual is None else {**norm, "residual": residual, "residual_scale": scale}
+    tensors = {"act_weight": weight, "residual": residual, "residual_scale": scale}
+    given: dict[str, Any] = {name: each for name, each in tensors.items() if each is not None}
+    return given | ({"act_eps": eps} if eps else {})
 
 
 def rounds_inside(kind: Any) -> bool:
