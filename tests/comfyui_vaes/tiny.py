@@ -190,8 +190,7 @@ def newer_h3() -> nn.Module:
             for first in range(0, len(tiles), 2):
                 some = tiles[first : first + 2]
                 made += vae._decode_pixels(torch.cat(some)).chunk(len(some))
-        given = iter(made)
-        with unittest.mock.patch.object(vae, "_decode_pixels", lambda tile: next(given)):
+        with unittest.mock.patch.object(vae, "_decode_pixels", side_effect=made):
             done: torch.Tensor = own(z)
         return done
 
