@@ -41,7 +41,7 @@ class QuantisedLayer(nn.Module):
     inside: tuple[torch.Tensor, ...] = ()  # plain tensors of its parameters; () where they are not known
     kind = ""  # description of all that is no tensor; a key of the layers that operators put together
     rounds = False  # its input is rounded to float8, as it is or by a scale that is in the file
-    scale: torch.Tensor | None = None
+    scale: Given = None  # that one
     by_tokens = False  # its input is rounded to int8 with a scale for each token, which gives the same in any company
     _seen: tuple[Any, ...] = ()
 
@@ -176,7 +176,7 @@ def _activated() -> Any:
         linear: nn.Module, x: torch.Tensor, input_act: str | None, act_weight: Given = None, act_eps: float = 0.0,
         residual: Given = None, residual_scale: Given = None, **more: Any,
     ) -> torch.Tensor:  # fmt: skip
-        # Since 0.38; what still newer ones have in `more` no operator knows.
+        # 0.33 gives the first three; what newer ones than were read have in `more` no operator knows.
         if torch.compiler.is_compiling() and isinstance(linear, QuantisedLayer) and linear.kind and not more:
             layer = x, linear.inside, linear.kind, input_act or ""
             return torch.ops.parallel_dit.activated_layer.default(*layer, act_weight, act_eps, residual, residual_scale)

@@ -90,9 +90,10 @@ def bytes_of_inputs(
     machine: MachineFacts, inner: int, width: int, number: int, batch: int, lengths: Sequence[int], beside: int = 0,
     rounds: bool = False,
 ) -> int:  # fmt: skip
-    """Bytes in which ranks with so many tokens had better send each of a block's inputs, `width` numbers of `number`
-    bytes, or of one where layers round them to int8 (`rounds`); 0 where they had better send heads, `inner` numbers of
-    all together in 16 bit. `beside`: parameters of a layer beside attention. The same on all."""
+    """Bytes in which ranks with so many tokens had better send what a block's layers take of a token, `width` numbers
+    of `number` bytes (of several inputs those of all), or of one where layers round them to int8 (`rounds`); 0 where
+    they had better send heads, `inner` numbers of all together in 16 bit. `beside`: parameters of a layer beside
+    attention. The same on all."""
     if not machine.link.route:
         return 0
     ranks = len(lengths)

@@ -95,6 +95,7 @@ def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> 
     """{"differences": {network: largest over the scale from the blocks as they are, by NCCL's route, of blocks that run
     compiled, that do so on the first rank alone, of inputs that are gathered, and of int8 as they are before rounding},
     "sent": {network: of these two from each other}, "gathered": {network: types of what came for each attention},
+    "bytes": {network: in which what a block's layers take of a token would go, for each number},
     "noted": {network: whether ranks did alike, whether they did not, and whether they tell alike of what both refuse}};
     all through the host's memory, in chunks."""
     use_comfyui(comfyui, {"cpu": True})
@@ -111,11 +112,18 @@ def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> 
         return gather_through_host(*given, **how)
 
     block_attention.gather_through_host = gather  # type: ignore[attr-defined]
-    rounded = [1]
-    block_attention.bytes_of_inputs = lambda *asked, rounds, **more: rounded[0] if rounds else 4  # type: ignore
+    rounded, numbers = [1], set[int]()
+
+    def bytes_of_inputs(
+        machine: Any, inner: int, width: int, number: int, *more: Any, rounds: bool, **named: Any
+    ) -> int:
+        numbers.add(number)
+        return rounded[0] if rounds else 4
+
+    block_attention.bytes_of_inputs = bytes_of_inputs  # type: ignore[attr-defined]
     plan = ParallelPlan(ulysses=world_size)
     meshes = [build_mesh(plan, rank, world_size, groups=Groups(rank, world_size, way)) for way in (None, HeadRoutes)]
-    found: dict[str, Any] = {"differences": {}, "sent": {}, "gathered": {}, "noted": {}}
+    found: dict[str, Any] = {"differences": {}, "sent": {}, "gathered": {}, "bytes": {}, "noted": {}}
     for name in names:
         torch._dynamo.reset()
         heads = {"heads": 2 * world_size} if "z-image" in name else {}  # as many on each rank
@@ -149,7 +157,9 @@ def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> 
         before, compiled._compiled.methods.refused[through_host] = way.state(), "told"  # type: ignore[union-attr]
         alike = all_same(way.state(), meshes[1].sequence, torch.device("cpu")) and way.state() != before
         found["gathered"][name], found["noted"][name] = list(gathered), [same, unlike, alike]
+        found["bytes"][name] = sorted(numbers)
         gathered.clear()
+        numbers.clear()
         dist.barrier()
     return found
 

@@ -66,7 +66,7 @@ class Added(Two):
 
 
 def _newer() -> Any:
-    """A function as ComfyUI has it since 0.38 of this one's."""
+    """This ComfyUI's function with the arguments that newer ones give it."""
     import comfy.ops
 
     older: Any = comfy.ops.linear_input_act

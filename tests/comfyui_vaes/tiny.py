@@ -176,7 +176,7 @@ def h3(operations: Any = None) -> nn.Module:
 
 
 def newer_h3() -> nn.Module:
-    """Computes some tiles of a row at once, as since ComfyUI 0.38."""
+    """Computes some tiles of a row at once, as newer ComfyUIs do."""
     vae: Any = h3()
     own = vae.tiled_decode
 

@@ -22,6 +22,8 @@ GATHERED |= {"flux, float8": 4, "flux2, float8": 4, "qwen-image, float8": 3, "z-
 GATHERED |= {"flux, scaled float8": 4, "qwen-image, scaled float8": 3}
 GATHERED |= {"flux, int8": 4, "qwen-image, rotated int8": 3, "z-image, int8": 4, "hunyuan image, rotated int8": 4}
 GATHERED |= {"flux2, rotated int8": 4, "chroma, int8": 4}
+BYTES = {"float8": 1, "scaled float8": 1}
+THREE_SCALES = {"qwen-image, scaled float8"}  # of queries, keys and values, so that three inputs go
 
 
 @with_comfyui
@@ -59,4 +61,5 @@ def test_through_the_hosts_memory_go_heads_or_inputs(world_size, names):
             kinds = ["int8", "float32"] if "int8" in format else ["float8_e4m3fn" if format else "float32"]
             assert found["gathered"][name] == [f"torch.{each}" for each in kinds for _ in range(GATHERED[name])], name
             assert found["sent"].get(name, 0.0) < 1e-5, "what goes in int8 is what layers would round"
+            assert found["bytes"][name] == [BYTES.get(format, 4) * (3 if name in THREE_SCALES else 1)]
             assert found["noted"][name] == [True, True, True]
