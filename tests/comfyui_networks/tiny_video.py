@@ -97,13 +97,22 @@ def hunyuan_image() -> Tiny:
 
 @tiny("minimax h3 further inputs")
 def minimax_h3_further_inputs() -> Tiny:
-    from comfy.ldm.minimax.model import MiniMaxH3Model
+    from comfy.ldm.minimax.model import DiTBlock, MiniMaxH3Model
+
+    class NewerBlock(DiTBlock):
+        """With an argument more."""
+
+        def forward(self, x, t_emb, mod_segments, rope_freqs, transformer_options=None, attention=None):
+            assert attention is None
+            return super().forward(x, t_emb, mod_segments, rope_freqs, transformer_options=transformer_options or {})
 
     network = build(
         MiniMaxH3Model, hidden_size=128, num_layers=3, token_refiner_num_layers=1, num_attention_heads=2,
         attention_head_dim=128, ffn_hidden_size=96, text_dim=24, time_embed_hidden_size=32, time_embed_dim=32,
         adaln_curve_grid=5,
     )  # fmt: skip
+    for block in network.blocks:
+        block.__class__ = NewerBlock
     network.rope.inv_freq.data.copy_(noise(16).abs())
     network.adaln_t_table.data.copy_(noise(5, 32, seed=4))
     plain = {

@@ -41,7 +41,8 @@ _COSMOS = Blocks(
 )  # fmt: skip
 
 _MINIMAX_H3 = Blocks(
-    "blocks", {"x": 0}, ("x",), joint={"rope_freqs": 1}, segments={"mod_segments": "x"}, alike=("t_emb", *OPTIONS)
+    "blocks", {"x": 0}, ("x",), joint={"rope_freqs": 1}, segments={"mod_segments": "x"}, alike=("t_emb", *OPTIONS),
+    whole_with=("attention",),  # of newer ComfyUIs: what a patch of the whole block attends with
 )  # fmt: skip
 
 _KANDINSKY_5 = Blocks(
