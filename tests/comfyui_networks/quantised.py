@@ -61,7 +61,7 @@ class Added(Two):
 
         weight, scale = (torch.full((x.shape[-1],), each, dtype=x.dtype) for each in (0.5, 0.25))
         act: Any = comfy.ops.linear_input_act
-        made = act(self.first, x, "rms_norm", weight, 1e-6)
+        made = act(self.first, x, "rms_norm", weight, 0.5)
         return act(self.second, made, "gelu_tanh", residual=x, residual_scale=scale)
 
 
