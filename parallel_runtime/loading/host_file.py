@@ -61,9 +61,7 @@ class HostFile:
         formats = {str(each.get("format")) for each in layers}
         if len(formats) != 1 or any(each.get("full_precision_matrix_mult") for each in layers):
             return QUANTISED
-        taken = _TAKES.get(formats.pop(), QUANTISED)
-        scaled = any(name.endswith(".input_scale") for name in self.state_dict)
-        return QUANTISED if scaled and taken != FLOAT8 else taken
+        return _TAKES.get(formats.pop(), QUANTISED)
 
     def build(self) -> nn.Module:
         """ComfyUI's network without its weights, with plain operations, to be looked at and not run.

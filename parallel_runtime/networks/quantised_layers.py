@@ -90,7 +90,6 @@ class QuantisedLayer(nn.Module):
         self.kind = repr((own_class(self, QuantisedLayer).__qualname__, told, described))
         self.rounds, self.by_tokens = (self._multiplies(parameters, layout) for layout in (_FLOAT8, _INT8))
         self.scale = scale_of(self)
-        self.by_tokens &= self.scale is None
         if self.kind not in KINDS:
             KINDS[self.kind] = _Emptied(self, described)
 

@@ -25,6 +25,7 @@ FORMATS = {
     "int8_tensorwise, rotated": {"convrot": True, "convrot_groupsize": 16},
     "int8_tensorwise, activated": {},
     "int8_tensorwise, activated and added": {},
+    "int8_tensorwise, of a time to come": {},
     "int8_tensorwise, through the host": {},
     "fp8_ops": {},
 }
@@ -62,23 +63,35 @@ class Added(Two):
         weight, scale = (torch.full((x.shape[-1],), each, dtype=x.dtype) for each in (0.5, 0.25))
         act: Any = comfy.ops.linear_input_act
         made = act(self.first, x, "rms_norm", weight, 0.5)
-        return act(self.second, made, "gelu_tanh", residual=x, residual_scale=scale)
+        return act(self.second, made, None, residual=x, residual_scale=scale)
+
+
+class ToCome(Two):
+    """With an argument that nobody knows yet."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, 32) -> the same."""
+        import comfy.ops
+
+        return comfy.ops.linear_input_act(self.second, self.first(x), "gelu_tanh", times=3.0)
 
 
 def _newer() -> Any:
-    """This ComfyUI's function with the arguments that newer ones give it."""
+    """This ComfyUI's function with the arguments that newer ones give it, and one more."""
     import comfy.ops
 
     older: Any = comfy.ops.linear_input_act
 
     def linear_input_act(
         linear: Any, x: Any, input_act: str | None, act_weight: Any = None, act_eps: float = 0.0, residual: Any = None,
-        residual_scale: Any = None,
+        residual_scale: Any = None, times: float = 1.0,
     ) -> torch.Tensor:  # fmt: skip
         if input_act == "rms_norm":
             made = linear(torch.nn.functional.rms_norm(x, x.shape[-1:], act_weight, act_eps))
+        elif input_act is None:
+            made = linear(x)
         else:
-            made = older(linear, x, input_act)
+            made = older(linear, x, input_act) * times
         return made if residual is None else torch.addcmul(residual, made, residual_scale)
 
     return linear_input_act
@@ -92,21 +105,22 @@ def compare(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     torch.set_grad_enabled(False)
     import comfy.ops
 
-    comfy.ops.linear_input_act = _newer()
+    own = comfy.ops.linear_input_act = _newer()
     found = {}
     for name, more in FORMATS.items():
         with replaced(TRACED, "through_host", "host" in name):
-            found[name] = _compare(name, more)
+            found[name] = _compare(name, more, own)
     return found
 
 
-def _compare(name: str, more: dict[str, Any]) -> dict[str, Any]:
+def _compare(name: str, more: dict[str, Any], own: Any) -> dict[str, Any]:
     import comfy.ops
 
     torch._dynamo.reset()
     torch.manual_seed(0)
     operations = comfy.ops.mixed_precision_ops({}, torch.bfloat16)
-    kind = Added if "added" in name else Activated if "activated" in name else Two
+    kinds = {"added": Added, "activated": Activated, "to come": ToCome}
+    kind = next((each for word, each in kinds.items() if word in name), Two)
     blocks = [kind([_layer(operations, name, more, shape) for shape in ((64, 32), (32, 64))]) for _ in range(2)]
     graphs: list[list[str]] = []
 
@@ -119,7 +133,8 @@ def _compare(name: str, more: dict[str, Any]) -> dict[str, Any]:
     def differ(block: Two, tokens: int = 5) -> float:
         # ComfyUI's code for CPUs multiplies by a scale in the type that it is given.
         x = torch.randn(2, tokens, 32).to(torch.float32 if "scaled" in name else torch.bfloat16)
-        expected = block(x)
+        with replaced(comfy.ops, "linear_input_act", own):
+            expected = block(x)
         for layer in block.modules():
             if isinstance(layer, QuantisedLayer):
                 layer.look_inside()
@@ -149,7 +164,7 @@ def _compare(name: str, more: dict[str, Any]) -> dict[str, Any]:
         "differences": differences,
         "graphs": made,
         "graphs of patches": made_by_patches,
-        "operators": graphs[0],
+        "operators": graphs[0] if graphs else [],
         "refused": list(methods.refused.values()),
         "quantised": sum(isinstance(each, QuantisedLayer) for block in blocks for each in block.children()),
     }

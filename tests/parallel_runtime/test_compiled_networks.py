@@ -350,6 +350,10 @@ def test_quantised_layers_are_operators_of_a_graph_and_compute_what_comfyui_does
     rounded = {"float8_e4m3fn", "float8_e4m3fn, scaled input"}
     for name, each in found.items():
         assert each["quantised"] == 4
+        assert max(each["differences"]) == 0.0, name
+        if "to come" in name:  # an argument that no operator knows
+            assert (len(each["refused"]), each["operators"]) == (1, [])
+            continue
         assert each["refused"] == []
         assert each["graphs"] == 1  # for two blocks, and two numbers of tokens
         assert each["graphs of patches"] == 0
@@ -357,4 +361,3 @@ def test_quantised_layers_are_operators_of_a_graph_and_compute_what_comfyui_does
         second = "activated_layer" if "activated" in name else operator
         operator = second if "added" in name else operator
         assert each["operators"] == [f"parallel_dit.{kind}.default" for kind in (operator, second)]
-        assert max(each["differences"]) == 0.0, name
