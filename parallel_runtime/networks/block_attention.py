@@ -116,8 +116,8 @@ class BlockAttention:
         layer = LayerBeside(beside) if beside else None
         could = layers.lengths == list(streams.own)
         x, inner = layers.inputs[0], layers.heads * layers.head_dim
-        each = sum(one.itemsize for one, part in zip(layers.inputs, layers.part_of, strict=True) if not part)
-        sizes = inner, x.shape[-1], each, x.shape[0], buffers.lengths
+        taken = sum(each.itemsize for each, part in zip(layers.inputs, layers.part_of, strict=True) if not part)
+        sizes = inner, x.shape[-1], taken, x.shape[0], buffers.lengths
         more: Any = {"beside": layer.parameters if layer else 0, "rounds": layers.roundings[0] is not None}
         number = bytes_of_inputs(tokens.machine, *sizes, **more) if could else 0
         tokens.noted.append(layers.kind if number else "")

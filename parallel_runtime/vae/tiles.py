@@ -28,6 +28,10 @@ def cut(vae: Any, name: str, x: torch.Tensor) -> list[torch.Tensor]:
     return [x[..., rows, columns] for rows, columns in itertools.product(*map(ranges, x.shape[-2:]))]
 
 
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
 @contextlib.contextmanager
 def shared_tiles(
     vae: Any, name: str, tiles: Tiles, place: Rows, now_and_then: Callable[[], None],
@@ -55,7 +59,8 @@ def shared_tiles(
         def computed(some: torch.Tensor) -> torch.Tensor:
             """Of a tile, or of some one after the other, as newer ComfyUIs ask for them."""
             asked = list(itertools.islice(numbers, len(some) // x.shape[0]))
-            if not asked or not torch.equal(some, torch.cat([parts[number] for number in asked])):
+            # By their bytes, as NaN is no NaN.
+            if not asked or not torch.equal(_bytes(some), _bytes(torch.cat([parts[number] for number in asked]))):
                 raise NotImplementedError(f"{type(vae).__name__} cuts tiles in another order")
             return torch.cat([of_all[number % ranks, number // ranks] for number in asked])
 

@@ -337,7 +337,7 @@ def test_gguf_layers_are_traced_into_a_graph_with_a_lora_beside_them_too():
     if (pack := find_gguf_pack(COMFYUI)) is None:
         pytest.skip("ComfyUI-GGUF is not there: set COMFYUI_GGUF_PATH to it")
     arguments = {"comfyui": str(COMFYUI), "pack": str(pack), "kinds": ["Q8_0", "Q4_0", "Q4_K", "Q6_K"]}
-    (found,) = run_ranks(1, "tests.comfyui_networks.quantised:compare_gguf", arguments)
+    (found,) = run_ranks(1, "tests.comfyui_networks.gguf_graphs:compare", arguments)
     assert {(*each["alike"], *each["graphs"], *each["refused"]) for each in found.values()} == {
         (True, True, True, 1, 2)
     }
