@@ -168,9 +168,9 @@ def _loops(results: Sequence[Result]) -> str:
 
 
 def _vaes(results: Sequence[Result]) -> str:
-    keys = ("model", "way", "gpus", "first s", "later ms")
+    keys = ("model", "way", "gpus", "first s", "later ms", "network ms")
     rows = [[*map(result.get, keys), _distance(result.get("distance"))] for result in results]
-    title = "VAE Decode: seconds of the first, median of the later ones, distance of the picture from Load VAE's"
+    title = "VAE Decode: seconds of the first, median of the last, and of it in the network, distance from Load VAE's"
     return _table(title, [*keys, "distance"], rows)
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from statistics import median
 
 from ..bench import Bench, Found
 from ..graphs import Graph, Way, link, node
@@ -14,11 +15,11 @@ from ..server import PACK_ROOT
 from ..vaes import VAES, vae_file
 
 _TIMES = 11
-"""The first may load, and meet others; several GPUs replay from the fifth on what they recorded in the fourth."""
+_LAST = 5  # of them count: several GPUs replay from the fifth on what they recorded in the fourth
 
 
 def vae(bench: Bench, found: Found, name: str, way: Way) -> None:
-    """The first decode, the later ones' median, and how far its picture is from that of ComfyUI's VAE."""
+    """The first decode, the last ones' median, and how far its picture is from that of ComfyUI's VAE."""
     chosen = VAES[name]
     found |= {"kind": "vae", "model": chosen.described, "way": _title(way), "gpus": way.gpus}
     make_vaes(bench, (chosen.vae,))
@@ -28,7 +29,8 @@ def vae(bench: Bench, found: Found, name: str, way: Way) -> None:
         raise MeasurementError("no picture was decoded")
     seconds = decoded[0]["seconds"]
     found["first s"] = round(seconds[0], 3)
-    found["later ms"] = round(1000 * sorted(seconds[1:])[len(seconds[1:]) // 2], 1)
+    found["later ms"] = round(1000 * median(seconds[-_LAST:]), 1)
+    found["network ms"] = round(1000 * median(decoded[0]["in_network"][-_LAST:]), 1)
     found["ms"] = [round(1000 * each, 1) for each in seconds]
     found["distance"] = decoded[0]["distance"]
     found["texts"] = run.texts
