@@ -155,7 +155,7 @@ class Decode(io.ComfyNode):
         decode = timed(network.decode, in_network)
         with mock.patch.object(network, "decode", decode):
             for _ in range(times):
-                picture = None  # to let go of a video takes 30 ms
+                picture: Any = None  # to let go of a video takes 30 ms
                 picture = timed(vae.decode, seconds)(latent)
         first = PICTURES.setdefault(shape, picture)
         distance = float((picture - first).norm() / first.norm())
