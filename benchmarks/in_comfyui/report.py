@@ -186,8 +186,9 @@ def _prompts(results: Sequence[Result]) -> str:
         for row in result.get("rows", ()):
             theirs = native.get((result["file"], row["what"]))
             times = None if theirs is None else f"{theirs / row['all s']:.2f}"
-            seconds = [row[part] for part in PARTS]
-            rest = round(row["all s"] - sum(seconds), 3)
+            seconds = [row[part] for part in PARTS if part in row]
+            rest = round(row["all s"] - sum(seconds), 3) if seconds else None
+            seconds = seconds or [None] * len(PARTS)
             told = [result["model"], result["way"], result["gpus"], row["what"]]
             rows.append([*told, *seconds, rest, row["all s"], times])
     title = (

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +182,25 @@ class Server:
         run.events = self.api.events(run.prompt)
         run.saved = self._saved(run)
         return run
+
+    def run_queued(self, graphs: Sequence[Graph], deadline: float) -> float:
+        """Queue prompts together; return the seconds until the last has ended.
+
+        Raises:
+            TimeLimit: they did not end in time.
+            MeasurementError: ComfyUI refused one, or one left nothing.
+        """
+        filled = [fill(graph, self.api.nodes(graph), self._compile) for graph in graphs]
+        posted = time.monotonic()
+        prompts = [self.api.queue(graph, "", False) for graph in filled]
+        while not self.api.idle():
+            if time.monotonic() > deadline:
+                raise TimeLimit(f"the prompts did not end within {deadline - posted:.0f} s")
+            time.sleep(0.01)
+        seconds = time.monotonic() - posted
+        if not all(self.api.outputs(prompt) for prompt in prompts):
+            raise MeasurementError("one of the prompts left nothing")
+        return seconds
 
     def settle(self, seconds: float) -> bool:
         """Cancel whatever runs and wait until nothing does; False when it does not end."""

@@ -1,4 +1,5 @@
-"""Seconds of a whole prompt, from the queue to the saved file, by part: first, with another seed, with another text."""
+"""Seconds of a whole prompt, from the queue to the saved file, by part: first, with another seed, with another text;
+and of each of several that are queued together."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from .vae import make_vaes
 _STILL = 0.02
 """Later prompts whose seconds differ by less than this part are alike."""
 _ENCODER_SECONDS = 150
+_QUEUED = 6  # prompts of other seeds, queued together
 
 
 def prompts(bench: Bench, found: Found, file: str, way: Way, parallel_vae: bool) -> None:
@@ -59,6 +61,10 @@ def prompts(bench: Bench, found: Found, file: str, way: Way, parallel_vae: bool)
         before = now
     words = 1
     run("other text")
+    pictures = [replace(bench.picture(file), family=family, steps=steps) for _ in range(_QUEUED)]
+    graphs = [whole_graph(whole, way, each, text(words), parallel_vae, bench.cpu) for each in pictures]
+    seconds = bench.server.run_queued(graphs, bench.deadline) / _QUEUED
+    found["rows"].append({"what": f"each of {_QUEUED} queued", "all s": round(seconds, 3)})
     if parallel_vae:
         found["rows"] = [row for row in found["rows"] if row["what"] != "first"]
 
