@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +25,7 @@ from .asked_loop import AskedLoop, prediction_name, read_sampling
 from .carried_guidance import read_guider
 from .carried_patches import closure_of
 from .interrupt import stopping_with_prompt
+from .next_prompt import NEXT, Start
 from .pool_obstacles import find_obstacles, guider_obstacles, sampler_name
 from .transformer_call import TransformerCall, split_branches, split_extra_channels
 from .transportable import call_obstacles
@@ -78,6 +81,7 @@ def _run_in_pool(asked: AskedLoop, sigmas: torch.Tensor, disable_pbar: bool) -> 
         return None, found
     request = _request(asked, calls, x, sigmas, own_timesteps)
     latent = _sample(asked, request, disable_pbar)
+    NEXT.used(partial(_ahead, asked, calls, sigmas, own_timesteps), asked.remote.served)
     if request.job.host is None:
         latent = sampling.inverse_noise_scaling(sigmas[-1], latent)
     return latent, found
@@ -123,6 +127,25 @@ def _request(
         **{share_name(index, name): each.share for index, name, each in own},
     }
     return LoopRequest(job, branches, tensors)
+
+
+def _ahead(
+    asked: AskedLoop, calls: list[TransformerCall], sigmas: torch.Tensor,
+    own_timesteps: Mapping[int, Mapping[str, OwnTimestep]], seed: int, another: int,
+) -> Start | None:  # fmt: skip
+    """What has the ranks begin with this loop with another seed; None where its noise is not the seed's."""
+    if not torch.equal(asked.noise, _noise(asked.noise, seed)):
+        return None
+    noise = _noise(asked.noise, another)
+    most = asked.sampler.max_denoise(asked.guider, sigmas)
+    x = asked.sampling.noise_scaling(sigmas[0], noise, asked.latent_image, most)
+    other = replace(asked, noise=noise, extra_args={**asked.extra_args, "seed": another})
+    return asked.remote.ahead(_request(other, calls, x, sigmas, own_timesteps))
+
+
+def _noise(like: torch.Tensor, seed: int) -> torch.Tensor:
+    """As ComfyUI draws it for a latent."""
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(seed)).to(like)
 
 
 def _previews(asked: AskedLoop) -> bool:

@@ -12,9 +12,10 @@ import torch
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.patching.patch_data import UNPATCHED
-from parallel_runtime.said import together
+from parallel_runtime.said import NOTHING, said, together
 
 from .carried_patches import CarriedPatches
+from .next_prompt import Start
 from .run_notices import RunNotices
 from .start_setting import remember_devices
 from .transformer_call import TransformerCall
@@ -111,7 +112,8 @@ class RemoteTransformer:
         """Run a whole loop in the pool; returns the latent on x's device. Raises as `forward`."""
 
         def on_step(step: int, total: int, denoised: torch.Tensor | None) -> None:
-            self.notices.computed()
+            if not self.served:  # else steps were done before, and are told of at once
+                self.notices.computed()
             on_progress(step, total, denoised)
 
         pool, watching = self._use_pool(should_cancel)
@@ -119,11 +121,23 @@ class RemoteTransformer:
         self._note(pool, request.x, request.steps, (request.job.sampler, len(request.branches)))
         return output.to(request.x)
 
+    @property
+    def served(self) -> bool:
+        """Whether the pool had begun with the last loop before it was asked."""
+        return self._pool is not None and self._pool.ahead.served
+
+    def ahead(self, request: LoopRequest) -> Start:
+        """What has the pool begin with a loop, with the weight patches of now, before `sample` is asked for it."""
+        model, pool, patches = self.model, self._pool, self.patches
+        return lambda: pool is not None and pool.begin_ahead(model, request, patches)
+
     def finish_run(self, whole: bool = True) -> None:
         """A sampling run is over, as a whole or by an error or cancel: its node shows the plan that ran."""
         self.functions.end()
         if summary := self.notices.finish(whole):
-            self.notices.tell(together((summary, self.notices.why_by_steps(self.stages))))
+            begun = said("The devices began with it while the last picture was decoded and saved.")
+            told = (summary, self.notices.why_by_steps(self.stages), begun if self.served else NOTHING)
+            self.notices.tell(together(told))
 
     def _note(self, pool: PoolClient, x: torch.Tensor, steps: int, how: Hashable) -> None:
         if pool.ran is not None:

@@ -20,6 +20,7 @@ from parallel_runtime.vae.families import find_half, find_tiles
 
 from .comfyui_code import comfyui_code
 from .interrupt import stopping_with_prompt
+from .next_prompt import NEXT
 from .pool_patchers import PatcherOfPool, PoolShare, give_back
 from .remote_transformer import may_compute_on
 from .run_notices import RunNotices
@@ -135,6 +136,7 @@ class RemoteVae:
             self._notices.end()
             if pool.ran is not None and pool.ran.plan:
                 self._notices.tell(pool.ran.plan)
+        NEXT.used()
         return output
 
     def release(self, park: bool, should_cancel: Callable[[], bool]) -> int:

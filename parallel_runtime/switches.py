@@ -7,13 +7,15 @@ import os
 from .errors import ConfigurationError
 
 VARIABLE = "PARALLEL_DIT_OFF"
-SWITCHES = ("passes", "recordings", "peers", "host", "gather", "blocks", "quantised", "sent", "modulation", "unets")
+SWITCHES = (
+    "passes", "recordings", "peers", "host", "gather", "blocks", "quantised", "sent", "modulation", "unets", "ahead",
+)  # fmt: skip
 """Our changes to compiled graphs; CUDA graphs of whole forwards; exchange through the peers' memory; exchange
 through the host's memory, where GPUs do not reach each other's (NCCL stays for both), and in it the inputs of a
 block's layers instead of what they make; in blocks of ComfyUI's networks,
 norms and feed-forward layers as parts of that exchange, and quantised layers as operators of a
 graph; what a forward sends from the host or reads, in recordings; modulation layers of ComfyUI's networks that ranks
-share out, before the blocks; channels side by side in U-Nets."""
+share out, before the blocks; channels side by side in U-Nets; loops of the next prompt, while a picture is saved."""
 
 
 def is_on(what: str) -> bool:

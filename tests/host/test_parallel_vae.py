@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from tests.comfyui_checkout import import_with_comfyui
 from tests.comfyui_vaes.tiny import fill
 
+from .test_next_prompt import BEGUN, ONE, SEEDS, queue, saved
 from .workflow import SAVE, Prompt, link, node
 
 pytestmark = pytest.mark.host
@@ -110,3 +112,20 @@ def test_a_vae_without_a_file_is_refused(vaes):
     graph["vae"] = node("TestVae", channels=16, video=False)
     error = vaes.run(graph).error
     assert "not loaded from a file by Load VAE" in error["exception_message"]
+
+
+@pytest.mark.slow
+def test_a_picture_is_decoded_before_the_next_prompt_begins(vaes):
+    def coded_after(seed: int) -> Prompt:
+        graph = saved(ONE, seed, "next")
+        graph["file"] = node("VAELoader", vae_name=FLUX)
+        graph["vae"] = node("ParallelVAE", vae=link("file"), parallel_config=link("config"))
+        graph["picture"] = node("VAEDecode", samples=graph[SAVE]["inputs"]["samples"], vae=link("vae"))
+        graph["again"] = node("VAEEncode", pixels=link("picture"), vae=link("vae"))
+        graph[SAVE]["inputs"]["samples"] = link("again")
+        return graph
+
+    alone = [vaes.latent(vaes.run(coded_after(seed)), SAVE) for seed in SEEDS]
+    together, texts = queue(vaes, [coded_after(seed) for seed in SEEDS])
+    assert all(map(torch.equal, together, alone))
+    assert sum(BEGUN in text for text in texts) >= len(SEEDS) - 1

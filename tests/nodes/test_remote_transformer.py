@@ -18,7 +18,7 @@ from nodes.run_notices import STOPPED, RunNotices
 from nodes.transformer_call import TransformerCall
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import PoolError, RequestError
-from parallel_runtime.requests.requests import PlanDetails
+from parallel_runtime.requests.requests import Finished, PlanDetails
 from parallel_runtime.said import said
 from tests.workers.loops import make_loop
 from workers.client.life import Wait
@@ -40,6 +40,7 @@ class DoublingPool:
         self.details = None
         self.waits_for = Wait()
         self.keeper = self
+        self.ahead = SimpleNamespace(served=False)
         self.loads = ()  # what a load waits for, each time that the caller is asked whether to cancel
 
     def load(self, model, should_cancel, make_room=None):
@@ -212,6 +213,18 @@ def test_it_knows_whether_the_pool_competes_for_comfyuis_memory(monkeypatch, dev
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     remote, _ = make_remote(devices)
     assert remote.shares(torch.device(device)) is shared
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_loop_that_was_begun_before_has_no_seconds_of_its_own(begun):
+    remote, pool = make_remote()
+    shown = listen(remote, pool)
+    pool.ran = Finished("One rank.")
+    for _ in range(2):
+        pool.ahead.served, pool.now = begun, pool.now + 0.1
+        remote.sample(make_loop("euler", torch.ones(3), torch.ones(1, 4, 2, 2), {}, 1.0), lambda *step: None, never)
+    remote.finish_run()
+    assert ("per step" in shown[-1], "began with it" in shown[-1]) == (not begun, begun)
 
 
 @pytest.mark.parametrize("in_pool", [False, True])

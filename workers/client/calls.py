@@ -65,6 +65,13 @@ class Calls:
     def sample(self, model: str, loop: LoopRequest, patches: WeightPatches, on_progress: OnProgress) -> torch.Tensor:
         """The latent that a loop ends with, on the CPU."""
         self.patches.bring(patches)
+        reply = self._submit(self.of_loop(model, loop, patches, on_progress))
+        return require_finite(reply, "The latent")["latent"]
+
+    def of_loop(
+        self, model: str, loop: LoopRequest, patches: WeightPatches, on_progress: OnProgress = lambda *_: None
+    ) -> Submission:
+        """What asks for a loop, with conditionings that the ranks lack; they have its patches."""
         references: list[ConditioningRef] = []
         tensors = dict(loop.tensors)
         try:
@@ -78,8 +85,7 @@ class Calls:
             raise
         kept, branches = tuple(self._conditionings), tuple(references)
         request = msgspec.structs.replace(loop.job, model=model, branches=branches, kept=kept, patches=patches.names)
-        reply = self._submit(Submission(request=request, tensors=tensors, on_progress=on_progress))
-        return require_finite(reply, "The latent")["latent"]
+        return Submission(request=request, tensors=tensors, on_progress=on_progress)
 
     def invoke(self, model: str, method: str, arguments: Mapping[str, Any], patches: WeightPatches) -> torch.Tensor:
         """What a method of the network gives, on the CPU; see `PoolClient.invoke`."""

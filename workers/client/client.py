@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, PoolError
+from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, ParallelError, PoolError
 from parallel_runtime.patching.patch_data import UNPATCHED, WeightPatches
 from parallel_runtime.requests.comfyui_code import Scalar
+from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Finished, KeepPatches, Load, Loaded, PlanDetails, Release, Survey
 
 from ..launch import PoolSpec
 from ..wire.protocol import Status
+from .ahead import Ahead
 from .calls import Calls
 from .keeper import Keeper
 from .loading import LoadedModels, MakeRoom, load_model
@@ -34,6 +36,7 @@ class PoolClient:
     def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):
         self.spec = spec
         self._vaes: dict[str, VaeRequest] = {}  # that ran, by their names
+        self.ahead = Ahead()
         self.keeper = Keeper(spec, rank_module, self._forget)
         self._forget()
 
@@ -76,6 +79,24 @@ class PoolClient:
         """A whole denoising loop in the pool; returns the latent (B, C, ...) float32 on the CPU."""
         request.check_finite()
         return self._with(model, lambda: self._calls.sample(model.key, request, patches, on_progress), should_cancel)
+
+    def begin_ahead(self, model: ModelRequest, request: LoopRequest, patches: WeightPatches) -> bool:
+        """Have the ranks begin with a loop that `sample` is thought to be asked for next, with the conditionings of the
+        last one, and return whether they do. Nobody waits for it; any other request ends it."""
+        with self.keeper.turn(never):
+            pool, held = self.keeper.running, self._models.held
+            parked = held is not None and model.key not in held  # it would take memory that others asked for
+            if pool is None or pool.life.state != "idle" or parked:
+                return False
+            submission = self._calls.of_loop(model.key, request, patches)
+            if submission.tensors.keys() != request.tensors.keys():
+                self._calls.forget()  # it has a conditioning of its own, which was noted and is not sent
+                return False
+            try:
+                self.ahead.begin(pool, submission)
+            except PoolError:
+                return False  # who asks next is told
+            return True
 
     def invoke(
         self, model: ModelRequest, method: str, arguments: Mapping[str, Any], patches: WeightPatches = UNPATCHED,
@@ -186,12 +207,17 @@ class PoolClient:
         """Run one request in the pool that runs, and note what its answer, or its failure, says of the ranks."""
         pool = self.keeper.pool
         assert pool is not None
+        begun = None
         try:
-            reply = pool.submit(submission)
+            begun = self.ahead.take(pool, submission)
+            reply = pool.submit(submission) if begun is None else pool.finish(begun, submission)
         except BaseException as error:
             if isinstance(error, OutOfMemoryError):
                 self._models.held = {}  # a rank has let everything go: count on nothing
             self._calls.forget()  # whether the ranks kept this request's conditionings is not certain any more
+            if begun is not None and isinstance(error, ParallelError) and not isinstance(error, Cancelled):
+                # What failed before anybody asked, perhaps as another model was at work then, is run again.
+                raise NotLoadedError(error.cause, error.fix) from error
             raise
         if not isinstance(submission.request, Load | Survey | KeepPatches | Release):
             self.keeper.deaths = 0  # this pool does not die as it starts

@@ -65,7 +65,7 @@ class Conditionings(Mirror[int, tuple[str, list[torch.Tensor]]]):
         reference, named = refer(next(self._next), arguments, index)
         tensors = list(named.values())
         form = repr((reference.trees, reference.shared, [(each.dtype, each.shape, each.device) for each in tensors]))
-        number = self.find(lambda kept: kept[0] == form and all(map(_same, kept[1], tensors)))
+        number = self.find(lambda kept: kept[0] == form and all(map(same_bytes, kept[1], tensors)))
         if number is not None:
             return ConditioningRef(number, index=index), {}
         # Copies: the caller may write into its tensors later, and a comparison with itself would not notice.
@@ -73,7 +73,7 @@ class Conditionings(Mirror[int, tuple[str, list[torch.Tensor]]]):
         return reference, named
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one form hold the same, bit for bit: as the widest integers that fit both, which are seven
     times faster to compare than bfloat16, and NaN is NaN."""
     first, second = one.reshape(-1), other.reshape(-1)

@@ -83,25 +83,40 @@ class RunningPool:
             return known if heard else msgspec.structs.replace(known, state="silent")
 
     def submit(self, submission: Submission) -> Reply:
-        """Run one request to its end: what the ranks report is raised, PoolError where the pool died, Cancelled."""
+        """Run one request to its end; errors as of `begin` and `finish`."""
+        return self.finish(self.begin(submission), submission)
+
+    def begin(self, submission: Submission) -> OpenJob:
+        """Send a request, whose end is to be waited for, or left, before the next one. FrameError: it is too large;
+        PoolError where the pool died, Cancelled."""
         specs, buffers, segment = self._transport.put(submission.tensors, submission.answer_bytes)
-        open_job = self.life.begin()
-        job = Job(open_job.number, submission.request, specs, segment)
+        job = self.life.begin()
         try:
-            self._send(job, buffers)
-            done, payload = self._await(open_job, submission.on_progress)
+            self._send(Job(job.number, submission.request, specs, segment), buffers)
+        except BaseException as error:
+            if isinstance(error, FrameError):
+                job.goes_on = False  # it was not sent
+            self.leave(job)
+            raise
+        return job
+
+    def finish(self, job: OpenJob, submission: Submission) -> Reply:
+        """Wait for a request's end: what the ranks report is raised, PoolError where the pool died, Cancelled."""
+        try:
+            done, payload = self._await(job, submission.on_progress)
             tensors = self._transport.take(done, payload, submission.device, submission.into)
             return Reply(done.answer, tensors, done.finite)
-        except FrameError:
-            open_job.goes_on = False  # it was not sent
-            raise
         except SegmentError as error:
             self._transport.give_up(error)
         finally:
-            if self.life.end(open_job):  # a cancel took too long, or who listens has raised something
-                self._connection.offer(Cancel(open_job.number))
-                self._transport.close()  # the ranks may be reading and writing it still
+            self.leave(job)
         return self.submit(submission)
+
+    def leave(self, job: OpenJob) -> None:
+        """Wait no longer for a job; one that goes on is told to end, see `settle`."""
+        if self.life.end(job):  # a cancel took too long, or who listens has raised something
+            self._connection.offer(Cancel(job.number))
+            self._transport.close()  # the ranks may be reading and writing it still
 
     def _await(self, job: OpenJob, on_progress: OnProgress) -> tuple[Done, memoryview | None]:
         """A job's end, and the payload that came with it."""
