@@ -26,15 +26,13 @@ Queue = Callable[[], tuple[Prompt | None, Prompt | None]]  # the running prompt,
 
 
 def read_queue() -> tuple[Prompt | None, Prompt | None]:
-    """See `Queue`; of ComfyUI's own."""
+    """See `Queue`; of ComfyUI's own, where it has such."""
     from server import PromptServer
 
-    waiting = PromptServer.instance.prompt_queue
-    with waiting.mutex:
-        running = list(waiting.currently_running.values())
-        coming = waiting.queue[:1]  # a heap
-    one, other = ([Prompt(str(item[1]), item[2]) for item in items] for items in (running, coming))
-    return (one[0] if len(one) == 1 else None, other[0] if other else None)
+    read = getattr(PromptServer.instance.prompt_queue, "get_current_queue_volatile", lambda: ((), ()))
+    running, waiting = ([(item[0], Prompt(str(item[1]), item[2])) for item in items] for items in read())
+    coming = min(waiting, key=lambda item: item[0])[1] if waiting else None
+    return (running[0][1] if len(running) == 1 else None, coming)
 
 
 def _kinds(graph: Graph) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
-from nodes.next_prompt import MOST_MISSED, NextPrompt, Prompt, other_seed
+from nodes.next_prompt import MOST_MISSED, NextPrompt, Prompt, other_seed, read_queue
 
 
 def graph(seed: int, text: str = "a cat", **more: object) -> dict[str, dict[str, object]]:
@@ -129,3 +132,35 @@ def test_it_can_be_switched_off(server, monkeypatch):
     for seed in range(1, 4):
         server.run(seed, seed + 1)
     assert server.begun == []
+
+
+class Queued:
+    """ComfyUI's PromptQueue: a heap, of which the first item alone is in order."""
+
+    def __init__(self, running: list[int], waiting: list[int]):
+        self.read = [self.item(number) for number in running], [self.item(number) for number in waiting]
+
+    def item(self, number: int) -> tuple[object, ...]:
+        return (number, f"id {number}", graph(number), {}, ["sampler"])
+
+    def get_current_queue_volatile(self):
+        return self.read
+
+
+@pytest.mark.parametrize(
+    ("queue", "wanted"),
+    [
+        (Queued([1], [2, 9, 3]), ("id 1", "id 2")),
+        (Queued([1], [7, -4]), ("id 1", "id -4")),  # put in front
+        (Queued([1], []), ("id 1", None)),
+        (Queued([], [2]), (None, "id 2")),
+        (Queued([1, 2], [3]), (None, "id 3")),  # who knows which of them asks
+        (object(), (None, None)),  # of a ComfyUI to come
+    ],
+)
+def test_the_queue_as_comfyui_has_it(monkeypatch, queue, wanted):
+    server = SimpleNamespace(PromptServer=SimpleNamespace(instance=SimpleNamespace(prompt_queue=queue)))
+    monkeypatch.setitem(sys.modules, "server", server)
+    running, coming = read_queue()
+    assert (running and running.id, coming and coming.id) == wanted
+    assert coming is None or coming.graph == graph(int(coming.id.split()[1]))
