@@ -26,7 +26,7 @@ Queue = Callable[[], tuple[Prompt | None, Prompt | None]]  # the running prompt,
 
 
 def read_queue() -> tuple[Prompt | None, Prompt | None]:
-    """See `Queue`; of ComfyUI's own, where it has such."""
+    """The prompts of ComfyUI's own queue; none where a ComfyUI to come has another."""
     from server import PromptServer
 
     read = getattr(PromptServer.instance.prompt_queue, "get_current_queue_volatile", lambda: ((), ()))
