@@ -3,6 +3,7 @@ running one in its seed alone, as those of a batch do. No ComfyUI needed but for
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,10 +27,10 @@ Queue = Callable[[], tuple[Prompt | None, Prompt | None]]  # the running prompt,
 
 
 def read_queue() -> tuple[Prompt | None, Prompt | None]:
-    """The prompts of ComfyUI's own queue; none where a ComfyUI to come has another."""
-    from server import PromptServer
-
-    read = getattr(PromptServer.instance.prompt_queue, "get_current_queue_volatile", lambda: ((), ()))
+    """The prompts of ComfyUI's own queue; none where no server runs, or a ComfyUI to come has another."""
+    server = getattr(sys.modules.get("server"), "PromptServer", None)
+    queue = getattr(getattr(server, "instance", None), "prompt_queue", None)
+    read = getattr(queue, "get_current_queue_volatile", lambda: ((), ()))
     running, waiting = ([(item[0], Prompt(str(item[1]), item[2])) for item in items] for items in read())
     coming = min(waiting, key=lambda item: item[0])[1] if waiting else None
     return (running[0][1] if len(running) == 1 else None, coming)

@@ -164,3 +164,8 @@ def test_the_queue_as_comfyui_has_it(monkeypatch, queue, wanted):
     running, coming = read_queue()
     assert (running and running.id, coming and coming.id) == wanted
     assert coming is None or coming.graph == graph(int(coming.id.split()[1]))
+
+
+def test_where_no_server_runs_nothing_waits(monkeypatch):
+    monkeypatch.delitem(sys.modules, "server", raising=False)
+    assert read_queue() == (None, None)
