@@ -112,19 +112,21 @@ class RemoteTransformer:
         """Run a whole loop in the pool; returns the latent on x's device. Raises as `forward`."""
 
         def on_step(step: int, total: int, denoised: torch.Tensor | None) -> None:
-            if not self.served:  # else steps were done before, and are told of at once
+            if not self.served:  # else some were done before, and are told of at once
                 self.notices.computed()
             on_progress(step, total, denoised)
 
         pool, watching = self._use_pool(should_cancel)
         output = pool.sample(self.model, request, patches=self.patches, on_progress=on_step, should_cancel=watching)
+        if pool.ahead.served is not None:
+            self.notices.computed_before(pool.ahead.served.steps)
         self._note(pool, request.x, request.steps, (request.job.sampler, len(request.branches)))
         return output.to(request.x)
 
     @property
     def served(self) -> bool:
         """Whether the pool had begun with the last loop before it was asked."""
-        return self._pool is not None and self._pool.ahead.served
+        return self._pool is not None and self._pool.ahead.served is not None
 
     def ahead(self, request: LoopRequest) -> Start:
         """What has the pool begin with a loop, with the weight patches of now, before `sample` is asked for it."""

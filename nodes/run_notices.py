@@ -169,6 +169,11 @@ class RunNotices:
         seconds = (self._times[-1] - self._times[0]) / (calls - 1)
         return seconds * calls / (steps or calls)
 
+    def computed_before(self, moments: Sequence[float]) -> None:
+        """A run's steps were done at these moments, before its request was through."""
+        self._times += moments
+        self.end()
+
     def computed(self) -> None:
         self._times.append(self._clock())
         self.end()

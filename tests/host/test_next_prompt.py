@@ -60,6 +60,7 @@ def test_queued_prompts_are_as_each_alone(host, name):
     assert all(map(torch.equal, together[1:], alone))
     # The prompts before have told how much there is to do, so all but the first of these.
     assert sum(BEGUN in text for text in texts) == len(SEEDS) - 1
+    assert host.last_run()["step_seconds"] > 0
 
 
 def test_other_prompts_get_what_they_ask_for(host):

@@ -40,7 +40,7 @@ class DoublingPool:
         self.details = None
         self.waits_for = Wait()
         self.keeper = self
-        self.ahead = SimpleNamespace(served=False)
+        self.ahead = SimpleNamespace(served=None)
         self.loads = ()  # what a load waits for, each time that the caller is asked whether to cancel
 
     def load(self, model, should_cancel, make_room=None):
@@ -216,15 +216,17 @@ def test_it_knows_whether_the_pool_competes_for_comfyuis_memory(monkeypatch, dev
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_loop_that_was_begun_before_has_no_seconds_of_its_own(begun):
+def test_steps_that_were_done_before_are_timed_as_they_were_done(begun):
     remote, pool = make_remote()
     shown = listen(remote, pool)
     pool.ran = Finished("One rank.")
-    for _ in range(2):
-        pool.ahead.served, pool.now = begun, pool.now + 0.1
+    pool.ahead.served = SimpleNamespace(steps=[1.0, 1.3]) if begun else None
+    for _ in range(2 - begun):
+        pool.now += 0.1
         remote.sample(make_loop("euler", torch.ones(3), torch.ones(1, 4, 2, 2), {}, 1.0), lambda *step: None, never)
     remote.finish_run()
-    assert ("per step" in shown[-1], "began with it" in shown[-1]) == (not begun, begun)
+    assert shown[-1].startswith("300 ms per step." if begun else "100 ms per step.")
+    assert ("began with it" in shown[-1]) is begun
 
 
 @pytest.mark.parametrize("in_pool", [False, True])

@@ -21,7 +21,7 @@ class Ahead:
     gets it if it asks for the very same, byte for byte; else it ends. Used by who has the pool's turn."""
 
     def __init__(self) -> None:
-        self.served = False  # whether the request at hand was begun ahead
+        self.served: OpenJob | None = None  # of the request at hand, where that was begun ahead
         self._begun: _Begun | None = None
 
     def begin(self, pool: RunningPool, submission: Submission) -> None:
@@ -32,12 +32,11 @@ class Ahead:
     def take(self, pool: RunningPool, submission: Submission) -> OpenJob | None:
         """The job that is this request's, to be waited for; None where none was begun for it, and the ranks are free.
         Errors as of `RunningPool.settle`."""
-        begun = self._begun
-        self.served = begun is not None and begun.pool is pool and _same(begun.submission, submission)
-        if begun is None or not self.served:
+        begun, self.served = self._begun, None
+        if begun is None or begun.pool is not pool or not _same(begun.submission, submission):
             self.drop()
             return None
-        self._begun = None
+        self._begun, self.served = None, begun.job
         return begun.job
 
     def drop(self) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 from parallel_runtime.errors import PoolError
 
 from ..wire.frames import Frame
-from ..wire.protocol import Doing, Done, Failed, Status
+from ..wire.protocol import Doing, Done, Failed, Progress, Status
 
 COMPILING_SECONDS = 5.0  # a rank that compiles says so once a second
 
@@ -36,13 +36,15 @@ class Wait:
 
 @dataclass
 class OpenJob:
-    """A job that is sent. `goes_on`: nothing was heard of its end; `since`: when it was left to itself."""
+    """A job that is sent. `goes_on`: nothing was heard of its end; `since`: when it was left to itself; `steps`: when
+    each was told of."""
 
     number: int
     frames: queue.SimpleQueue[Frame] = field(default_factory=queue.SimpleQueue)
     awaited: bool = True
     goes_on: bool = True
     since: float = 0.0
+    steps: list[float] = field(default_factory=list)
 
 
 class Life:
@@ -103,6 +105,8 @@ class Life:
             return
         if isinstance(message, (Done, Failed)):
             job.goes_on = False
+        elif isinstance(message, Progress):
+            job.steps.append(time.monotonic())
         if job.awaited:
             job.frames.put(frame)
         elif self.state == "cancelled" and not job.goes_on:
