@@ -128,6 +128,12 @@ class AskedLoop:
         """Whether the model sees what a mask keeps with the noise of each step."""
         return type(self.model).scale_latent_inpaint is comfy.model_base.BaseModel.scale_latent_inpaint
 
+    def start(self, sigmas: torch.Tensor) -> torch.Tensor:
+        """The noised latent that the loop starts from."""
+        most = self.sampler.max_denoise(self.guider, sigmas)
+        x: torch.Tensor = self.sampling.noise_scaling(sigmas[0], self.noise, self.latent_image, most)
+        return x
+
     def evaluate_dry(self, x: torch.Tensor, sigma: torch.Tensor) -> list[TransformerCall]:
         """One step as ComfyUI hands it to the transformer; functions around guidance would see no predictions."""
         options = {name: value for name, value in self.options.items() if name not in PLACES}

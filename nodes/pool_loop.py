@@ -67,8 +67,7 @@ def _run_in_pool(asked: AskedLoop, sigmas: torch.Tensor, disable_pbar: bool) -> 
     found = find_obstacles(asked, steps)
     if found or steps < 1:
         return None, found
-    most = asked.sampler.max_denoise(asked.guider, sigmas)
-    x = sampling.noise_scaling(sigmas[0], asked.noise, asked.latent_image, most)
+    x = asked.start(sigmas)
     calls = asked.evaluate_dry(x, sigmas[0].expand(x.shape[0]))
     own_timesteps = asked.own_timesteps(calls, x, sigmas[0])
     staged, cfg = asked.remote.stages > 1, asked.guider.cfg if asked.rule.code == CFG else None
@@ -136,11 +135,8 @@ def _ahead(
     """What has the ranks begin with this loop with another seed; None where its noise is not the seed's."""
     if not torch.equal(asked.noise, _noise(asked.noise, seed)):
         return None
-    noise = _noise(asked.noise, another)
-    most = asked.sampler.max_denoise(asked.guider, sigmas)
-    x = asked.sampling.noise_scaling(sigmas[0], noise, asked.latent_image, most)
-    other = replace(asked, noise=noise, extra_args={**asked.extra_args, "seed": another})
-    return asked.remote.ahead(_request(other, calls, x, sigmas, own_timesteps))
+    other = replace(asked, noise=_noise(asked.noise, another), extra_args={**asked.extra_args, "seed": another})
+    return asked.remote.ahead(_request(other, calls, other.start(sigmas), sigmas, own_timesteps))
 
 
 def _noise(like: torch.Tensor, seed: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..patching.patch_data import as_bytes
 from ..replaced import replaced
 from .families import Tiles
 from .rows import Rows
@@ -26,10 +27,6 @@ def cut(vae: Any, name: str, x: torch.Tensor) -> list[torch.Tensor]:
         return [slice(start // ratio, (start + size) // ratio) for start, size in zip(starts, lengths, strict=True)]
 
     return [x[..., rows, columns] for rows, columns in itertools.product(*map(ranges, x.shape[-2:]))]
-
-
-def _bytes(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().view(torch.uint8)
 
 
 @contextlib.contextmanager
@@ -60,7 +57,7 @@ def shared_tiles(
             """Of a tile, or of some one after the other, as newer ComfyUIs ask for them."""
             asked = list(itertools.islice(numbers, len(some) // x.shape[0]))
             # By their bytes, as NaN is no NaN.
-            if not asked or not torch.equal(_bytes(some), _bytes(torch.cat([parts[number] for number in asked]))):
+            if not asked or not torch.equal(as_bytes(some), as_bytes(torch.cat([parts[number] for number in asked]))):
                 raise NotImplementedError(f"{type(vae).__name__} cuts tiles in another order")
             return torch.cat([of_all[number % ranks, number // ranks] for number in asked])
 

@@ -155,7 +155,7 @@ class Decode(io.ComfyNode):
         decode = timed(network.decode, in_network)
         with mock.patch.object(network, "decode", decode):
             for _ in range(times):
-                picture: Any = None  # to let go of a video takes 30 ms
+                picture: Any = None  # else the last one is let go inside of the time
                 picture = timed(vae.decode, seconds)(latent)
         first = PICTURES.setdefault(shape, picture)
         distance = float((picture - first).norm() / first.norm())
